@@ -1,0 +1,246 @@
+//! Gains and ridges to step sizes and carries, and back.
+//!
+//! ```text
+//! E = ‖x‖²                       window 1
+//!   = mean ‖x_j‖² over window    inner product, window > 1
+//!   = λ_max(Σ x_j x_jᵀ) / B      regression, window > 1
+//! λ = ridge, or ridge · E        η = β / (E + λ + ε), or given
+//! γ = max(1 − ηλ, ε_γ), or given
+//! w = η / B                      e = w, or γ w (decayed regression), or 0 (inner product)
+//! ```
+
+use crate::Real;
+use crate::eigen::top_eigenpair;
+use crate::real::axpy;
+use crate::rule::{Decay, Gain, Objective, Rule};
+use crate::segment::{Segment, SegmentGrad};
+
+/// What the gains of a segment came to. `eta` and the segment's `gamma` are per step, or per step and column.
+#[derive(Default)]
+pub(crate) struct Coefficients<F> {
+    /// `β` or `η` as given, `[steps, width]`; empty for unit gains.
+    pub gain: Vec<F>,
+    /// `λ`, `λ̄` or `γ` as given; empty without decay.
+    pub decay: Vec<F>,
+    pub eta: Vec<F>,
+    pub lambda: Vec<F>,
+    pub energy: Vec<F>,
+    /// `E + λ + ε`.
+    denominator: Vec<F>,
+    /// Where the clamp holds `γ`, it passes no gradient.
+    clamped: Vec<bool>,
+    /// Top eigenvector of each step's window, `[steps, window]`; only for windowed regression.
+    top: Vec<f64>,
+    width: usize,
+}
+
+impl<F: Real> Coefficients<F> {
+    /// Fills `eta`, `lambda`, `energy` and the segment's `write`, `erase`, `gamma` from `gain` and `decay`.
+    /// `energies` asks for the energy even where the rule does not use it.
+    pub fn forward(&mut self, rule: &Rule, segment: &mut Segment<F>, energies: bool) {
+        let (steps, width) = (segment.steps, segment.gain_width());
+        self.width = width;
+        fill(&mut self.energy, steps, F::zero());
+        fill(&mut self.lambda, steps, F::zero());
+        fill(&mut self.denominator, steps, F::zero());
+        fill(&mut self.eta, steps * width, F::zero());
+        fill(&mut self.clamped, steps * width, false);
+        fill(&mut segment.gamma, steps * width, F::one());
+        fill(&mut segment.write, steps * width, F::zero());
+        fill(&mut segment.erase, steps * width, F::zero());
+        if energies || rule.uses_energy() {
+            self.energies(rule, segment);
+        }
+        for step in 0..steps {
+            let pairs = segment.window(step).len();
+            // The boundary of a fresh sequence has no pair: η = 0 and γ = 1, whatever the ridge.
+            if pairs == 0 {
+                continue;
+            }
+            self.lambda[step] = match rule.decay {
+                Decay::None | Decay::Gate => F::zero(),
+                Decay::Ridge => self.decay[step],
+                Decay::ScaledRidge { .. } => self.decay[step] * self.energy[step],
+            };
+            self.denominator[step] = self.energy[step] + self.lambda[step] + F::of(rule.eps);
+            for i in step * width..(step + 1) * width {
+                self.step_size(rule, segment, step, i);
+                let pairs = F::of(pairs as f64);
+                segment.write[i] = self.eta[i] / pairs;
+                segment.erase[i] = match rule.objective {
+                    Objective::InnerProduct => F::zero(),
+                    Objective::Regression => segment.write[i],
+                    Objective::DecayedRegression => segment.gamma[i] * segment.write[i],
+                };
+            }
+        }
+    }
+
+    /// `η` and `γ` of one step, at index `i` of the gains.
+    fn step_size(&mut self, rule: &Rule, segment: &mut Segment<F>, step: usize, i: usize) {
+        let (lambda, denominator) = (self.lambda[step], self.denominator[step]);
+        self.eta[i] = match rule.gain {
+            Gain::Unit => F::one(),
+            Gain::Eta => self.gain[i],
+            // A zero denominator means there is nothing to write.
+            Gain::Beta if denominator == F::zero() => F::zero(),
+            Gain::Beta => self.gain[i] / denominator,
+        };
+        let carry = match (rule.decay, rule.gain) {
+            (Decay::None, _) => F::one(),
+            (Decay::Gate, _) => self.decay[self.decay_index(step, i)],
+            // 1 − βλ/(E + λ + ε) without the cancellation.
+            (_, Gain::Beta) if denominator != F::zero() => {
+                let kept = self.energy[step] + F::of(rule.eps) + (F::one() - self.gain[i]) * lambda;
+                kept / denominator
+            }
+            _ => F::one() - self.eta[i] * lambda,
+        };
+        segment.gamma[i] = match rule.clamp {
+            Some(least) if rule.decay != Decay::Gate && carry <= F::of(least) => {
+                self.clamped[i] = true;
+                F::of(least)
+            }
+            _ => carry,
+        };
+    }
+
+    /// A gate has the shape of the gain; a fixed decay may be shared by its columns.
+    fn decay_index(&self, step: usize, i: usize) -> usize {
+        if self.decay.len() == self.eta.len() { i } else { step }
+    }
+
+    fn energies(&mut self, rule: &Rule, segment: &Segment<F>) {
+        let spectral = rule.window > 1 && rule.erases();
+        let mut gram = Vec::new();
+        if spectral {
+            fill(&mut self.top, segment.steps * rule.window, 0.0);
+        }
+        for step in 0..segment.steps {
+            let window = segment.window(step);
+            let pairs = window.len();
+            if pairs == 0 {
+                continue;
+            }
+            let sum = if spectral {
+                gram.clear();
+                for a in window.clone() {
+                    gram.extend(window.clone().map(|b| dot_f64(segment.x_row(a), segment.x_row(b))));
+                }
+                let top = &mut self.top[step * rule.window..][..pairs];
+                top_eigenpair(&mut gram, pairs, top)
+            } else {
+                window.map(|j| dot_f64(segment.x_row(j), segment.x_row(j))).sum()
+            };
+            self.energy[step] = F::of(sum / pairs as f64);
+        }
+    }
+
+    /// Adjoint of [`Coefficients::forward`]: from the gradients of `write`, `erase` and `gamma` to those of the
+    /// gain and decay inputs (returned in `grad_gain`, `grad_decay`, like `gain` and `decay`) and of `x`.
+    ///
+    /// ```text
+    /// dη̂ = dη − λ dγ               (everything that reaches η)
+    /// dβ = dη̂ / D                  dE = −(η/D) dη̂
+    /// dλ = −(η/D)(dη + dγ (E + ε))  (D − λ = E + ε: no cancellation)
+    /// ```
+    pub fn backward(
+        &self,
+        rule: &Rule,
+        segment: &Segment<F>,
+        grad: &mut SegmentGrad<F>,
+        grad_gain: &mut Vec<F>,
+        grad_decay: &mut Vec<F>,
+    ) {
+        fill(grad_gain, self.gain.len(), F::zero());
+        fill(grad_decay, self.decay.len(), F::zero());
+        for step in 0..segment.steps {
+            let window = segment.window(step);
+            if window.is_empty() {
+                continue;
+            }
+            let pairs = F::of(window.len() as f64);
+            let (mut grad_energy, mut grad_lambda) = (F::zero(), F::zero());
+            for i in step * self.width..(step + 1) * self.width {
+                let (mut grad_eta, mut grad_gamma) = (grad.write[i], grad.gamma[i]);
+                match rule.objective {
+                    Objective::InnerProduct => {}
+                    Objective::Regression => grad_eta += grad.erase[i],
+                    Objective::DecayedRegression => {
+                        grad_eta += segment.gamma[i] * grad.erase[i];
+                        grad_gamma += segment.write[i] * grad.erase[i];
+                    }
+                }
+                grad_eta /= pairs;
+                match rule.decay {
+                    Decay::None => grad_gamma = F::zero(),
+                    Decay::Gate => {
+                        grad_decay[self.decay_index(step, i)] += grad_gamma;
+                        grad_gamma = F::zero();
+                    }
+                    _ if self.clamped[i] => grad_gamma = F::zero(),
+                    _ => {}
+                }
+                let through_eta = grad_eta - self.lambda[step] * grad_gamma;
+                match rule.gain {
+                    Gain::Unit => grad_lambda -= self.eta[i] * grad_gamma,
+                    Gain::Eta => {
+                        grad_gain[i] = through_eta;
+                        grad_lambda -= self.eta[i] * grad_gamma;
+                    }
+                    Gain::Beta if self.denominator[step] == F::zero() => {}
+                    Gain::Beta => {
+                        let slope = self.eta[i] / self.denominator[step];
+                        grad_gain[i] = through_eta / self.denominator[step];
+                        grad_energy -= slope * through_eta;
+                        grad_lambda -= slope * (grad_eta + grad_gamma * (self.energy[step] + F::of(rule.eps)));
+                    }
+                }
+            }
+            match rule.decay {
+                Decay::None | Decay::Gate => {}
+                Decay::Ridge => grad_decay[step] = grad_lambda,
+                Decay::ScaledRidge { detach } => {
+                    grad_decay[step] = grad_lambda * self.energy[step];
+                    if !detach {
+                        grad_energy += grad_lambda * self.decay[step];
+                    }
+                }
+            }
+            if rule.uses_energy() {
+                self.energy_backward(rule, segment, step, grad_energy, &mut grad.x);
+            }
+        }
+    }
+
+    /// `d‖x‖² = 2x`; for a window's curvature `μ = |Xᵀu|²/B`, u its top eigenvector, `dx_j = 2 u_j (Xᵀu) / B`.
+    fn energy_backward(&self, rule: &Rule, segment: &Segment<F>, step: usize, grad_energy: F, grad_x: &mut [F]) {
+        let window = segment.window(step);
+        let scale = F::of(2.0) * grad_energy / F::of(window.len() as f64);
+        let dim_k = segment.dim_k;
+        if rule.window > 1 && rule.erases() {
+            let top = &self.top[step * rule.window..][..window.len()];
+            let mut along = vec![F::zero(); dim_k];
+            for (j, u) in window.clone().zip(top) {
+                axpy(&mut along, F::of(*u), segment.x_row(j));
+            }
+            for (j, u) in window.zip(top) {
+                axpy(&mut grad_x[j * dim_k..][..dim_k], scale * F::of(*u), &along);
+            }
+        } else {
+            for j in window {
+                axpy(&mut grad_x[j * dim_k..][..dim_k], scale, segment.x_row(j));
+            }
+        }
+    }
+}
+
+fn fill<T: Copy>(buffer: &mut Vec<T>, len: usize, value: T) {
+    buffer.clear();
+    buffer.resize(len, value);
+}
+
+/// Energies span twenty orders of magnitude; in `f64` they cost nothing beside the scan.
+fn dot_f64<F: Real>(a: &[F], b: &[F]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a.wide() * b.wide()).sum()
+}

@@ -1,0 +1,164 @@
+//! Everything that can be wrong with a call, each with its numbers.
+
+use thiserror::Error;
+
+/// A combination of options that is no rule.
+#[derive(Clone, Copy, Debug, PartialEq, Error)]
+pub enum RuleError {
+    /// A window of no pairs writes nothing.
+    #[error("the window must hold at least 1 pair, got 0")]
+    EmptyWindow,
+    /// A window mixes columns that per-column gains keep apart.
+    #[error("per-column gains need window 1, got {window}")]
+    ColumnsWithWindow {
+        /// The window asked for.
+        window: usize,
+    },
+    /// There is no gain to give each column.
+    #[error("a unit gain cannot be per-column: use gain beta or eta, or shared columns")]
+    ColumnsWithoutGain,
+    /// A regression write has no weight to divide by.
+    #[error("only inner-product rules can be normalised: a regression write is not a weighted sum")]
+    NormalisedRegression,
+    /// The normaliser is one column and would need a gain of its own.
+    #[error("a normalised rule needs one gain for all columns")]
+    NormalisedColumns,
+    /// A constant outside its range.
+    #[error("{name} must be in [0, {below}), got {value}")]
+    Constant {
+        /// Which constant.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+        /// The end of its range.
+        below: f64,
+    },
+}
+
+/// Why a call was refused. Nothing has been written when one is returned.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum Error {
+    /// The rule itself is impossible.
+    #[error(transparent)]
+    Rule(#[from] RuleError),
+    /// A tensor of the wrong shape.
+    #[error("{tensor} has shape {got:?}, expected {expected:?} ({meaning})")]
+    Shape {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Its shape.
+        got: Vec<usize>,
+        /// The shape that fits the others.
+        expected: Vec<usize>,
+        /// What the axes are.
+        meaning: &'static str,
+    },
+    /// A slice too short for the shape and strides it is viewed with.
+    #[error("{tensor} has {got} elements, its shape and strides need {needed}")]
+    Length {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Elements there.
+        got: usize,
+        /// Elements needed.
+        needed: usize,
+    },
+    /// A tensor the rule reads was not given.
+    #[error("the rule needs {tensor}, which was not given")]
+    Missing {
+        /// Which tensor.
+        tensor: &'static str,
+    },
+    /// A tensor the rule does not read was given.
+    #[error("the rule does not use {tensor}: leave it out")]
+    Unused {
+        /// Which tensor.
+        tensor: &'static str,
+    },
+    /// Value heads that cannot be shared out among the key heads.
+    #[error("{heads} value heads cannot be grouped over {key_heads} key heads: not a multiple")]
+    Groups {
+        /// Value heads.
+        heads: usize,
+        /// Query and key heads.
+        key_heads: usize,
+    },
+    /// Offsets that do not cut the tokens into sequences.
+    #[error("sequence offsets must rise from 0 to {tokens} (the tokens), got {got} at position {position}")]
+    Offsets {
+        /// Number of tokens.
+        tokens: usize,
+        /// The offending offset.
+        got: usize,
+        /// Where it is.
+        position: usize,
+    },
+    /// A size that must not be zero.
+    #[error("{what} must be at least 1, got 0")]
+    Zero {
+        /// Which size.
+        what: &'static str,
+    },
+    /// NaN or infinity in the input.
+    #[error("{tensor}{index:?} is {value}: inputs must be finite")]
+    NotFinite {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Where.
+        index: Vec<usize>,
+        /// What is there.
+        value: f64,
+    },
+    /// A gain, ridge or gate outside the range the rule needs.
+    #[error("{tensor}{index:?} is {value}: {meaning} must be in [{low}, {high}]")]
+    Range {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Where.
+        index: Vec<usize>,
+        /// What is there.
+        value: f64,
+        /// What it stands for.
+        meaning: &'static str,
+        /// Smallest allowed.
+        low: f64,
+        /// Largest allowed.
+        high: f64,
+    },
+    /// The masked form would need more memory than is sensible.
+    #[error(
+        "a sequence of {tokens} tokens with window {window} is too long for the masked form: use chunked or recurrent"
+    )]
+    MaskedTooLong {
+        /// Tokens of the longest sequence.
+        tokens: usize,
+        /// The rule's window.
+        window: usize,
+    },
+    /// A decoding step takes one token of each sequence.
+    #[error("a step takes 1 token of each sequence, got {got} of sequence {sequence}")]
+    OneToken {
+        /// Which sequence.
+        sequence: usize,
+        /// Its tokens.
+        got: usize,
+    },
+    /// A tail without the key that must follow it.
+    #[error("sequence {sequence} has a tail of {tail} pairs but no last key: next-latent alignment needs both")]
+    TailWithoutKey {
+        /// Which sequence.
+        sequence: usize,
+        /// Pairs in its tail.
+        tail: usize,
+    },
+    /// A state made for another rule or other sizes.
+    #[error("the state has {what} {got}, the call needs {expected}")]
+    State {
+        /// Which size.
+        what: &'static str,
+        /// Its value in the state.
+        got: usize,
+        /// Its value in the call.
+        expected: usize,
+    },
+}

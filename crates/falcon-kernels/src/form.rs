@@ -1,0 +1,85 @@
+//! The three forms, and how each cuts a sequence into segments.
+
+use crate::error::Error;
+use crate::inputs::Inputs;
+use crate::rule::Rule;
+use crate::segment::{Segment, SegmentGrad};
+use crate::{Real, chunked, masked, recurrent};
+
+/// How a rule is computed. Inputs, outputs and state are the same for all; results differ by rounding only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Step by step: the definition.
+    Recurrent,
+    /// The whole sequence as one masked product, O(T²) in time and memory: for reading and testing.
+    Masked,
+    /// Chunks of this many tokens, matrix products inside them: what training runs.
+    Chunked {
+        /// Tokens a chunk, at least 1. The last one may be shorter.
+        chunk: usize,
+    },
+}
+
+impl Form {
+    /// Chunks of 64 tokens.
+    pub const CHUNKED: Form = Form::Chunked { chunk: 64 };
+
+    /// Numbers the masked form may hold at once for one head.
+    const MASKED_LIMIT: usize = 1 << 28;
+
+    /// Steps between two memories that the backward pass of the recurrent form starts from.
+    const RECURRENT_STRETCH: usize = 64;
+
+    pub(crate) fn check<F>(self, rule: &Rule, inputs: &Inputs<'_, F>) -> Result<(), Error> {
+        match self {
+            Form::Recurrent => Ok(()),
+            Form::Chunked { chunk: 0 } => Err(Error::Zero { what: "the chunk size" }),
+            Form::Chunked { .. } => Ok(()),
+            Form::Masked => {
+                let longest = inputs.offsets.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
+                let side = longest.saturating_mul(rule.window.min(longest));
+                if side.saturating_mul(side) <= Self::MASKED_LIMIT {
+                    Ok(())
+                } else {
+                    Err(Error::MaskedTooLong { tokens: longest, window: rule.window })
+                }
+            }
+        }
+    }
+
+    /// The segments of a sequence of `tokens`.
+    pub(crate) fn segments(
+        self,
+        tokens: usize,
+    ) -> impl DoubleEndedIterator<Item = std::ops::Range<usize>> + ExactSizeIterator {
+        let length = match self {
+            Form::Recurrent => Self::RECURRENT_STRETCH,
+            Form::Masked => tokens.max(1),
+            Form::Chunked { chunk } => chunk,
+        };
+        (0..tokens.div_ceil(length)).map(move |i| i * length..((i + 1) * length).min(tokens))
+    }
+
+    pub(crate) fn forward<F: Real>(self, segment: &Segment<F>, memory: &mut [F], out: &mut [F]) {
+        match self {
+            Form::Recurrent => recurrent::forward(segment, memory, out),
+            Form::Masked => masked::forward(segment, memory, out),
+            Form::Chunked { .. } => chunked::forward(segment, memory, out),
+        }
+    }
+
+    pub(crate) fn backward<F: Real>(
+        self,
+        segment: &Segment<F>,
+        memory: &[F],
+        grad_out: &[F],
+        adjoint: &mut [F],
+        grad: &mut SegmentGrad<F>,
+    ) {
+        match self {
+            Form::Recurrent => recurrent::backward(segment, memory, grad_out, adjoint, grad),
+            Form::Masked => masked::backward(segment, memory, grad_out, adjoint, grad),
+            Form::Chunked { .. } => chunked::backward(segment, memory, grad_out, adjoint, grad),
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! One head of one sequence: which pairs it writes and where their parts lie, in the inputs or in the state.
+
+use std::ops::Range;
+
+use crate::Real;
+use crate::coefficients::Coefficients;
+use crate::inputs::{Inputs, Sizes};
+use crate::rule::{Align, Rule};
+use crate::segment::Segment;
+use crate::state::State;
+
+/// Where the key of a pair, or its value, comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A slot of the incoming tail.
+    Tail(usize),
+    /// The incoming last key.
+    LastKey,
+    /// A token of this call, counted from the start of its sequence.
+    Token(usize),
+}
+
+/// The pairs of one sequence, by the time at which they are first written; those of the tail have negative times.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pairs {
+    align: Align,
+    started: bool,
+    tail_len: usize,
+    window: usize,
+    pub tokens: usize,
+}
+
+impl Pairs {
+    pub fn new<F>(rule: &Rule, state: &State<F>, sequence: usize, tokens: usize) -> Self {
+        Self {
+            align: rule.align,
+            started: state.started[sequence],
+            tail_len: state.tail_len[sequence],
+            window: rule.window,
+            tokens,
+        }
+    }
+
+    /// The first token of a fresh sequence under next-latent alignment brings no pair.
+    fn boundary(&self) -> bool {
+        self.align == Align::Next && !self.started
+    }
+
+    fn first(&self) -> isize {
+        if self.boundary() { 1 } else { -(self.tail_len as isize) }
+    }
+
+    /// How many pairs before `time` a window that starts there still sees.
+    pub fn tail(&self, time: usize) -> usize {
+        let written = (time as isize - self.first()).max(0) as usize;
+        written.min(self.window - 1)
+    }
+
+    /// Where the key and the value of the pair at `time` are. The boundary has no key.
+    pub fn places(&self, time: isize) -> (Option<Place>, Place) {
+        if time < 0 {
+            let slot = Place::Tail((self.tail_len as isize + time) as usize);
+            return (Some(slot), slot);
+        }
+        let time = time as usize;
+        let key = match (self.align, time) {
+            (Align::Same, _) => Some(Place::Token(time)),
+            (Align::Next, 0) => self.started.then_some(Place::LastKey),
+            (Align::Next, _) => Some(Place::Token(time - 1)),
+        };
+        (key, Place::Token(time))
+    }
+
+    /// The times of the pairs that the outgoing tail holds, oldest first.
+    pub fn outgoing(&self) -> Range<isize> {
+        let end = self.tokens as isize;
+        end - self.tail(self.tokens) as isize..end
+    }
+}
+
+/// One head of one sequence in a call.
+pub(crate) struct Head<'a, F> {
+    pub rule: &'a Rule,
+    pub inputs: &'a Inputs<'a, F>,
+    pub state: &'a State<F>,
+    pub sizes: Sizes,
+    pub sequence: usize,
+    pub head: usize,
+}
+
+impl<F: Real> Head<'_, F> {
+    pub fn key_head(&self) -> usize {
+        self.head / self.sizes.group()
+    }
+
+    /// The tokens of this sequence.
+    pub fn tokens(&self) -> Range<usize> {
+        self.inputs.offsets[self.sequence]..self.inputs.offsets[self.sequence + 1]
+    }
+
+    pub fn pairs(&self) -> Pairs {
+        Pairs::new(self.rule, self.state, self.sequence, self.tokens().len())
+    }
+
+    /// Packs the steps `steps` of this sequence, and works out their coefficients.
+    pub fn pack(
+        &self,
+        steps: Range<usize>,
+        segment: &mut Segment<F>,
+        coefficients: &mut Coefficients<F>,
+        energies: bool,
+    ) {
+        let (pairs, base, key_head) = (self.pairs(), self.tokens().start, self.key_head());
+        segment.steps = steps.len();
+        segment.tail = pairs.tail(steps.start);
+        segment.first = usize::from(steps.start == 0 && pairs.boundary());
+        segment.q.clear();
+        segment.x.clear();
+        segment.v.clear();
+        coefficients.gain.clear();
+        coefficients.decay.clear();
+        for time in steps.start as isize - segment.tail as isize..steps.end as isize {
+            let (key, value) = pairs.places(time);
+            match key {
+                None => segment.x.resize(segment.x.len() + self.sizes.dim_k, F::zero()),
+                Some(place) => segment.x.extend_from_slice(self.key(place, base, key_head)),
+            }
+            match value {
+                Place::Tail(slot) => {
+                    segment.v.extend_from_slice(self.state.tail_v_of(self.sequence, slot, self.head));
+                }
+                Place::Token(t) => segment.v.extend_from_slice(self.inputs.v.row(base + t, self.head)),
+                Place::LastKey => unreachable!("a value is never the last key"),
+            }
+            if self.rule.normaliser.is_some() {
+                segment.v.push(F::one());
+            }
+        }
+        for t in steps.map(|t| base + t) {
+            segment.q.extend_from_slice(self.inputs.q.row(t, key_head));
+            if let Some(gain) = &self.inputs.gain {
+                coefficients.gain.extend_from_slice(gain.row(t, self.head));
+            }
+            if let Some(decay) = &self.inputs.decay {
+                coefficients.decay.extend_from_slice(decay.row(t, self.head));
+            }
+        }
+        coefficients.forward(self.rule, segment, energies);
+    }
+
+    fn key(&self, place: Place, base: usize, key_head: usize) -> &[F] {
+        match place {
+            Place::Tail(slot) => self.state.tail_x_of(self.sequence, slot, key_head),
+            Place::LastKey => self.state.last_key_of(self.sequence, key_head),
+            Place::Token(t) => self.inputs.k.row(base + t, key_head),
+        }
+    }
+}
+
+/// Moves the last key and the tail of every sequence to where the call ends. The memory is not touched.
+pub(crate) fn advance<F: Real>(rule: &Rule, inputs: &Inputs<'_, F>, sizes: &Sizes, state: &mut State<F>) {
+    for sequence in 0..sizes.sequences {
+        let tokens = inputs.offsets[sequence]..inputs.offsets[sequence + 1];
+        if tokens.is_empty() {
+            continue;
+        }
+        let pairs = Pairs::new(rule, state, sequence, tokens.len());
+        let outgoing = pairs.outgoing();
+        state.tail_len[sequence] = outgoing.len();
+        // Slots move towards 0 only, so filling them in order never overwrites one still to be read.
+        for (slot, time) in outgoing.enumerate() {
+            let (key, value) = pairs.places(time);
+            for key_head in 0..sizes.key_heads {
+                let from = match key.expect("a pair in the tail has a key") {
+                    Place::Tail(from) => state.tail_x_of(sequence, from, key_head).to_vec(),
+                    Place::LastKey => state.last_key_of(sequence, key_head).to_vec(),
+                    Place::Token(t) => inputs.k.row(tokens.start + t, key_head).to_vec(),
+                };
+                state.tail_x_of_mut(sequence, slot, key_head).copy_from_slice(&from);
+            }
+            for head in 0..sizes.heads {
+                let from = match value {
+                    Place::Tail(from) => state.tail_v_of(sequence, from, head).to_vec(),
+                    Place::Token(t) => inputs.v.row(tokens.start + t, head).to_vec(),
+                    Place::LastKey => unreachable!("a value is never the last key"),
+                };
+                state.tail_v_of_mut(sequence, slot, head).copy_from_slice(&from);
+            }
+        }
+        for key_head in 0..sizes.key_heads {
+            let last = inputs.k.row(tokens.end - 1, key_head);
+            state.last_key_of_mut(sequence, key_head).copy_from_slice(last);
+        }
+        state.started[sequence] = true;
+    }
+}

@@ -1,0 +1,228 @@
+//! What a rule is run on, and what can be wrong with it.
+
+use crate::error::Error;
+use crate::rule::{Columns, Decay, Gain, Rule};
+use crate::state::State;
+use crate::{Real, View};
+
+/// The inputs of one call: packed sequences of tokens, `tokens` rows in all.
+///
+/// Heads may be grouped: with fewer query/key heads than value heads, value head `h` reads and writes with
+/// query/key head `h / (heads / key_heads)`.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a, F> {
+    /// Queries `[tokens, key_heads, dim_k]`, feature-mapped and normalised.
+    pub q: View<'a, F>,
+    /// Keys `[tokens, key_heads, dim_k]`, feature-mapped and normalised.
+    pub k: View<'a, F>,
+    /// Values `[tokens, heads, dim_v]`.
+    pub v: View<'a, F>,
+    /// `β` or `η`, `[tokens, heads, 1]`, or `[tokens, heads, dim_v]` for per-column rules. Absent for unit gains.
+    pub gain: Option<View<'a, F>>,
+    /// `λ` or `λ̄` `[tokens, heads, 1]`, or the gate `γ` in the shape of the gain. Absent without decay.
+    pub decay: Option<View<'a, F>>,
+    /// Where each sequence starts, and the end of the last: `[0, …, tokens]` (`cu_seqlens`).
+    pub offsets: &'a [usize],
+}
+
+/// The sizes of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Tokens of all sequences.
+    pub tokens: usize,
+    /// Sequences.
+    pub sequences: usize,
+    /// Value heads, each with a memory of its own.
+    pub heads: usize,
+    /// Query and key heads.
+    pub key_heads: usize,
+    /// Width of a query or key.
+    pub dim_k: usize,
+    /// Width of a value.
+    pub dim_v: usize,
+}
+
+impl Sizes {
+    /// Value heads to a key head.
+    pub fn group(&self) -> usize {
+        self.heads / self.key_heads
+    }
+
+    /// Gains a token and head.
+    pub fn gain_width(&self, rule: &Rule) -> usize {
+        match rule.columns {
+            Columns::Shared => 1,
+            Columns::Each => self.dim_v,
+        }
+    }
+
+    /// Ridges or gates a token and head: a ridge is shared by the columns, a gate is not.
+    pub fn decay_width(&self, rule: &Rule) -> usize {
+        if rule.decay == Decay::Gate { self.gain_width(rule) } else { 1 }
+    }
+}
+
+impl<F: Real> Inputs<'_, F> {
+    /// The sizes, as the queries and values have them. [`Inputs::check`] makes sure that the rest agrees.
+    pub fn sizes(&self) -> Sizes {
+        let [tokens, key_heads, dim_k] = self.q.shape();
+        let [_, heads, dim_v] = self.v.shape();
+        Sizes { tokens, sequences: self.offsets.len().saturating_sub(1), heads, key_heads, dim_k, dim_v }
+    }
+
+    /// Checks the rule, that all shapes fit each other, and that gains and decays are in the range the rule
+    /// needs. Every call does this first; it reads the gains but not `q`, `k`, `v`.
+    pub fn check(&self, rule: &Rule) -> Result<Sizes, Error> {
+        rule.validate()?;
+        let sizes = self.sizes();
+        let Sizes { tokens, heads, key_heads, dim_k, dim_v, .. } = sizes;
+        for (what, size) in [("heads", heads), ("query/key heads", key_heads), ("dim_k", dim_k), ("dim_v", dim_v)]
+        {
+            if size == 0 {
+                return Err(Error::Zero { what });
+            }
+        }
+        if heads % key_heads != 0 {
+            return Err(Error::Groups { heads, key_heads });
+        }
+        shape("k", &self.k, [tokens, key_heads, dim_k], "tokens, key heads, dim_k, as q")?;
+        shape("v", &self.v, [tokens, heads, dim_v], "tokens of q, heads, dim_v")?;
+        self.check_offsets(tokens)?;
+
+        let gain_width = sizes.gain_width(rule);
+        let gain = optional("gain", self.gain, rule.gain != Gain::Unit)?;
+        if let Some(gain) = gain {
+            shape("gain", &gain, [tokens, heads, gain_width], "tokens, heads, 1 or dim_v if per-column")?;
+            match rule.gain {
+                // The ends are allowed: 2σ(·) rounds to them.
+                Gain::Beta => range("gain", &gain, "beta", 2.0)?,
+                _ => range("gain", &gain, "eta", f64::MAX)?,
+            }
+        }
+        let decay = optional("decay", self.decay, rule.decay != Decay::None)?;
+        if let Some(decay) = decay {
+            let expected = [tokens, heads, sizes.decay_width(rule)];
+            shape("decay", &decay, expected, "tokens, heads, 1; a per-column gate has dim_v")?;
+            match rule.decay {
+                Decay::Gate => range("decay", &decay, "gamma", 1.0)?,
+                _ => range("decay", &decay, "lambda", f64::MAX)?,
+            }
+        }
+        Ok(sizes)
+    }
+
+    /// Looks at every number of `q`, `k`, `v` and names the first that is not finite.
+    pub fn check_finite(&self) -> Result<(), Error> {
+        for (tensor, view) in [("q", &self.q), ("k", &self.k), ("v", &self.v)] {
+            if let Some((index, value)) = view.find(|x| !x.is_finite()) {
+                return Err(Error::NotFinite { tensor, index: index.to_vec(), value: value.wide() });
+            }
+        }
+        Ok(())
+    }
+
+    /// A fresh state of the right sizes.
+    pub fn fresh_state(&self, rule: &Rule) -> Result<State<F>, Error> {
+        Ok(State::fresh(rule, &self.check(rule)?))
+    }
+
+    fn check_offsets(&self, tokens: usize) -> Result<(), Error> {
+        let mut before = 0;
+        for (position, &got) in self.offsets.iter().enumerate() {
+            let last = position + 1 == self.offsets.len();
+            if got < before || got > tokens || (position == 0 && got != 0) || (last && got != tokens) {
+                return Err(Error::Offsets { tokens, got, position });
+            }
+            before = got;
+        }
+        if self.offsets.is_empty() && tokens > 0 {
+            return Err(Error::Offsets { tokens, got: 0, position: 0 });
+        }
+        Ok(())
+    }
+}
+
+fn shape<F: Real>(
+    tensor: &'static str,
+    view: &View<'_, F>,
+    expected: [usize; 3],
+    meaning: &'static str,
+) -> Result<(), Error> {
+    if view.shape() == expected {
+        return Ok(());
+    }
+    Err(Error::Shape { tensor, got: view.shape().to_vec(), expected: expected.to_vec(), meaning })
+}
+
+fn optional<'a, F>(
+    tensor: &'static str,
+    view: Option<View<'a, F>>,
+    used: bool,
+) -> Result<Option<View<'a, F>>, Error> {
+    match (&view, used) {
+        (None, true) => Err(Error::Missing { tensor }),
+        (Some(_), false) => Err(Error::Unused { tensor }),
+        _ => Ok(view),
+    }
+}
+
+fn range<F: Real>(
+    tensor: &'static str,
+    view: &View<'_, F>,
+    meaning: &'static str,
+    high: f64,
+) -> Result<(), Error> {
+    let (zero, top) = (F::zero(), F::of(high));
+    // Written so that NaN is out of range too.
+    match view.find(|x| !(x >= zero && x <= top && x.is_finite())) {
+        None => Ok(()),
+        Some((index, value)) => {
+            let (index, value) = (index.to_vec(), value.wide());
+            Err(Error::Range { tensor, index, value, meaning, low: 0.0, high })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One sequence of two tokens, two heads, dim 1, with the given gains.
+    fn check(rule: &Rule, k: &[f32], gain: Option<&[f32]>, offsets: &[usize]) -> Result<Sizes, Error> {
+        let ones = [1f32; 4];
+        let view = |data| View::new(data, [2, 2, 1]).unwrap();
+        let inputs = Inputs {
+            q: view(&ones),
+            k: View::new(k, [k.len() / 2, 2, 1]).unwrap(),
+            v: view(&ones),
+            gain: gain.map(view),
+            decay: None,
+            offsets,
+        };
+        inputs.check_finite()?;
+        inputs.check(rule)
+    }
+
+    #[test]
+    fn errors_name_the_tensor_and_the_place() {
+        let rule = Rule { decay: Decay::None, ..Rule::FALCON_1 };
+        let k = [1f32; 4];
+        let said = |r: Result<Sizes, Error>| r.unwrap_err().to_string();
+        assert!(check(&rule, &k, Some(&[0.0, 1.0, 2.0, 0.5]), &[0, 2]).is_ok());
+        assert_eq!(
+            said(check(&rule, &k, Some(&[1.0, 1.0, 2.5, 1.0]), &[0, 2])),
+            "gain[1, 0, 0] is 2.5: beta must be in [0, 2]"
+        );
+        assert!(said(check(&rule, &k, Some(&[1.0, f32::NAN, 1.0, 1.0]), &[0, 2])).starts_with("gain[0, 1, 0]"));
+        assert_eq!(
+            said(check(&rule, &[1.0, 1.0, 1.0, f32::INFINITY], Some(&k), &[0, 2])),
+            "k[1, 1, 0] is inf: inputs must be finite"
+        );
+        assert_eq!(said(check(&rule, &k, None, &[0, 2])), "the rule needs gain, which was not given");
+        assert!(said(check(&rule, &k[..2], Some(&k), &[0, 2])).starts_with("k has shape [1, 2, 1]"));
+        assert!(said(check(&Rule::LINEAR_ATTENTION, &k, Some(&k), &[0, 2])).contains("does not use gain"));
+        for offsets in [&[0usize, 1][..], &[1, 2], &[0, 3], &[0, 2, 1], &[]] {
+            assert!(said(check(&rule, &k, Some(&k), offsets)).starts_with("sequence offsets"));
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! The recurrent form: one step after another. The definition, and its adjoint.
+
+use crate::Real;
+use crate::real::dot;
+use crate::segment::{Segment, SegmentGrad};
+use crate::state::row;
+use crate::step::{apply, outer, predict, read, scale_columns, write};
+
+/// Runs the steps of `segment` on `memory`; `out` is `[steps, columns]`.
+pub(crate) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut [F]) {
+    let columns = segment.columns;
+    let mut p = vec![F::zero(); segment.window * columns];
+    let mut z = p.clone();
+    for step in 0..segment.steps {
+        let out = &mut out[row(step, columns)];
+        if segment.read_before {
+            read(memory, segment.q_row(step), out);
+        }
+        predict(segment, step, memory, &mut p, &mut z);
+        write(segment, step, &z, memory);
+        if !segment.read_before {
+            read(memory, segment.q_row(step), out);
+        }
+    }
+}
+
+/// Adjoint of [`forward`]. `memory` is the incoming one; `adjoint` is `Λ = dL/dS` after the last step and
+/// becomes that of the incoming memory.
+///
+/// ```text
+/// a_j = Λᵀ x_j    dv_j += w a_j    dw = Σ a_j·v_j    de = −Σ a_j·p_j    dγ = ⟨Λ, S⟩
+/// dx_j += Λ z_j − S (e a_j)        Λ ← γ Λ − Σ x_j (e a_j)ᵀ             a read adds q doᵀ,  dq = S do
+/// ```
+pub(crate) fn backward<F: Real>(
+    segment: &Segment<F>,
+    memory: &[F],
+    grad_out: &[F],
+    adjoint: &mut [F],
+    grad: &mut SegmentGrad<F>,
+) {
+    let (columns, dim_k, size) = (segment.columns, segment.dim_k, memory.len());
+    let mut p = vec![F::zero(); segment.window * columns];
+    let mut z = p.clone();
+    // The memory at every time of the segment.
+    let mut history = Vec::with_capacity((segment.steps + 1) * size);
+    history.extend_from_slice(memory);
+    for step in 0..segment.steps {
+        history.extend_from_within(step * size..);
+        let (before, after) = history[step * size..].split_at_mut(size);
+        predict(segment, step, before, &mut p, &mut z);
+        write(segment, step, &z, after);
+    }
+    let mut a = vec![F::zero(); columns];
+    let mut erased = vec![F::zero(); segment.window * columns];
+    for step in (0..segment.steps).rev() {
+        let before = &history[row(step, size)];
+        let (q, grad_o) = (segment.q_row(step), &grad_out[row(step, columns)]);
+        if !segment.read_before {
+            apply(&mut grad.q[row(step, dim_k)], F::one(), &history[row(step + 1, size)], grad_o);
+            outer(adjoint, F::one(), q, grad_o);
+        }
+        predict(segment, step, before, &mut p, &mut z);
+        for (slot, j) in segment.window(step).enumerate() {
+            let (x, v, z) = (segment.x_row(j), segment.v_row(j), &z[row(slot, columns)]);
+            let erased = &mut erased[row(slot, columns)];
+            read(adjoint, x, &mut a);
+            for c in 0..columns {
+                let gain = |of: &[F]| segment.gain(of, step, c);
+                grad.v[j * columns + c] += gain(&segment.write) * a[c];
+                SegmentGrad::add_gain(&mut grad.write, segment, step, c, a[c] * v[c]);
+                SegmentGrad::add_gain(&mut grad.erase, segment, step, c, -a[c] * p[slot * columns + c]);
+                erased[c] = gain(&segment.erase) * a[c];
+            }
+            let grad_x = &mut grad.x[row(j, dim_k)];
+            apply(grad_x, F::one(), adjoint, z);
+            apply(grad_x, -F::one(), before, erased);
+        }
+        for (line, before) in adjoint.chunks_exact(columns).zip(before.chunks_exact(columns)) {
+            if segment.each_column {
+                for c in 0..columns {
+                    grad.gamma[step * columns + c] += line[c] * before[c];
+                }
+            } else {
+                grad.gamma[step] += dot(line, before);
+            }
+        }
+        scale_columns(adjoint, columns, segment.gains(&segment.gamma, step));
+        for (slot, j) in segment.window(step).enumerate() {
+            outer(adjoint, -F::one(), segment.x_row(j), &erased[row(slot, columns)]);
+        }
+        if segment.read_before {
+            apply(&mut grad.q[row(step, dim_k)], F::one(), before, grad_o);
+            outer(adjoint, F::one(), q, grad_o);
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! What a rule is: data, not code.
+//!
+//! Every rule of the family is one update of a `dim_k × dim_v` memory `S`,
+//!
+//! ```text
+//! S_t = γ_t S_{t−1} + (1/B_t) Σ_{j ∈ window} x_j (w_t v_j − e_t S_{t−1}ᵀ x_j)ᵀ        o_t = S_tᵀ q_t
+//! ```
+//!
+//! and a [`Rule`] says where `x`, `w`, `e` and `γ` come from. Presets are constants; a new rule is a new
+//! constant.
+
+use crate::error::RuleError;
+
+/// The objective whose gradient step is the write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Objective {
+    /// `−⟨v, Sᵀx⟩`: the write is Hebbian, nothing is erased (`e = 0`).
+    InnerProduct,
+    /// `½‖v − Sᵀx‖²`: the write is the prediction error (`e = w = η`).
+    Regression,
+    /// Regression whose prediction is made by the *decayed* memory `γS` (`w = η`, `e = γη`): Gated DeltaNet.
+    DecayedRegression,
+}
+
+/// One gain for the whole value, or one for each of its columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Columns {
+    /// `η_t` is a number.
+    Shared,
+    /// `η_t` is a vector of `dim_v` numbers.
+    Each,
+}
+
+/// Which key a value is paired with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Align {
+    /// `x_t = k_{t−1}`: the previous key learns the value just revealed. The first token of a fresh sequence
+    /// has no previous key: nothing is written and nothing decays.
+    Next,
+    /// `x_t = k_t`.
+    Same,
+}
+
+/// Whether a token reads the memory before or after its own write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// `o_t = S_tᵀ q_t`.
+    After,
+    /// `o_t = S_{t−1}ᵀ q_t`.
+    Before,
+}
+
+/// How the step size `η` is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gain {
+    /// `η = 1`; there is no gain input.
+    Unit,
+    /// The input is `β ∈ [0, 2]`, and `η = β / (E + λ + ε)` with `E` the energy of the window.
+    Beta,
+    /// The input is `η ≥ 0` itself.
+    Eta,
+}
+
+/// How the carry `γ` is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decay {
+    /// `γ = 1`; there is no decay input.
+    None,
+    /// The input is the ridge `λ ≥ 0`, and `γ = 1 − ηλ`.
+    Ridge,
+    /// The input is a ridge in units of the energy, `λ = λ̄ E`.
+    ScaledRidge {
+        /// Take no gradient through the multiplier `E` (it still flows through the step size).
+        detach: bool,
+    },
+    /// The input is `γ ∈ [0, 1]` itself. Repeat it over time with [`crate::View::per_head`] for a fixed decay.
+    Gate,
+}
+
+/// Division of the read by the total weight written, as in normalised linear attention.
+///
+/// The total is one more value column that is constantly 1, so the memory has `dim_v + 1` columns. With
+/// signed features it can be zero or negative; see [`crate::normaliser`] for the denominator used.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Normaliser {
+    /// Added to the denominator, away from zero.
+    pub eps: f64,
+}
+
+/// A member of the family. See the [module](self) for the update it names.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rule {
+    /// What the write descends.
+    pub objective: Objective,
+    /// Shared or per-column gains.
+    pub columns: Columns,
+    /// How many of the latest pairs each step writes, `B ≥ 1`.
+    pub window: usize,
+    /// Which key meets which value.
+    pub align: Align,
+    /// Read before or after the write.
+    pub read: Read,
+    /// Where the step size comes from.
+    pub gain: Gain,
+    /// Where the carry comes from.
+    pub decay: Decay,
+    /// `ε` of the step size.
+    pub eps: f64,
+    /// `ε_γ`: a ridge never takes the carry below this. `None` lets `γ = 1 − ηλ` fall where it falls.
+    pub clamp: Option<f64>,
+    /// Normalised read, if any.
+    pub normaliser: Option<Normaliser>,
+}
+
+impl Rule {
+    /// `S ← γS + η x (v − Sᵀx)ᵀ`: regression, one gain.
+    pub const FALCON_1: Rule = Rule {
+        objective: Objective::Regression,
+        columns: Columns::Shared,
+        window: 1,
+        align: Align::Next,
+        read: Read::After,
+        gain: Gain::Beta,
+        decay: Decay::ScaledRidge { detach: false },
+        eps: 1e-6,
+        clamp: Some(1e-3),
+        normaliser: None,
+    };
+    /// Falcon-1 with a gain for each value column.
+    pub const FALCON_2: Rule = Rule { columns: Columns::Each, ..Rule::FALCON_1 };
+    /// Regression over the last `B` pairs (here 4).
+    pub const FALCON_3: Rule = Rule { window: 4, decay: Decay::ScaledRidge { detach: true }, ..Rule::FALCON_1 };
+    /// `S ← γS + η x vᵀ`: inner product, one gain.
+    pub const FALCON_1A: Rule = Rule { objective: Objective::InnerProduct, ..Rule::FALCON_1 };
+    /// Falcon-1A with a gain for each value column.
+    pub const FALCON_2A: Rule = Rule { objective: Objective::InnerProduct, ..Rule::FALCON_2 };
+    /// Inner product over the last `B` pairs (here 4).
+    pub const FALCON_3A: Rule = Rule { objective: Objective::InnerProduct, ..Rule::FALCON_3 };
+    /// `S ← S + k vᵀ`, not normalised.
+    pub const LINEAR_ATTENTION: Rule =
+        Rule { align: Align::Same, gain: Gain::Unit, decay: Decay::None, ..Rule::FALCON_1A };
+    /// Linear attention divided by the total weight.
+    pub const NORMALISED_LINEAR_ATTENTION: Rule =
+        Rule { normaliser: Some(Normaliser { eps: 1e-6 }), ..Rule::LINEAR_ATTENTION };
+    /// `S ← γS + k vᵀ` with a fixed `γ` a head: RetNet, Lightning attention.
+    pub const RETNET: Rule = Rule { decay: Decay::Gate, ..Rule::LINEAR_ATTENTION };
+    /// The state-space dual of Mamba-2, `S ← e^{ΔA} S + Δ B xᵀ`: key `B`, query `C`, value `x`, gain `Δ`,
+    /// gate `e^{ΔA}`.
+    pub const MAMBA_2: Rule = Rule { gain: Gain::Eta, ..Rule::RETNET };
+    /// `S ← S + η k (v − Sᵀk)ᵀ`.
+    pub const DELTANET: Rule = Rule { align: Align::Same, gain: Gain::Eta, decay: Decay::None, ..Rule::FALCON_1 };
+    /// `S ← g (I − η k kᵀ) S + η k vᵀ`.
+    pub const GATED_DELTANET: Rule =
+        Rule { objective: Objective::DecayedRegression, decay: Decay::Gate, ..Rule::DELTANET };
+    /// The paper's reference: first-order online ridge regression, that is Falcon-1 with the ridge itself and
+    /// no clamp.
+    pub const ONLINE_RIDGE: Rule = Rule { decay: Decay::Ridge, clamp: None, ..Rule::FALCON_1 };
+
+    /// Every preset with its name.
+    pub const ALL: [(&'static str, Rule); 13] = [
+        ("falcon-1", Rule::FALCON_1),
+        ("falcon-2", Rule::FALCON_2),
+        ("falcon-3", Rule::FALCON_3),
+        ("falcon-1a", Rule::FALCON_1A),
+        ("falcon-2a", Rule::FALCON_2A),
+        ("falcon-3a", Rule::FALCON_3A),
+        ("linear-attention", Rule::LINEAR_ATTENTION),
+        ("normalised-linear-attention", Rule::NORMALISED_LINEAR_ATTENTION),
+        ("retnet", Rule::RETNET),
+        ("mamba-2", Rule::MAMBA_2),
+        ("deltanet", Rule::DELTANET),
+        ("gated-deltanet", Rule::GATED_DELTANET),
+        ("online-ridge", Rule::ONLINE_RIDGE),
+    ];
+
+    /// Rejects combinations that no kernel can run, with the reason.
+    pub fn validate(&self) -> Result<(), RuleError> {
+        let Rule { window, columns, gain, objective, .. } = *self;
+        if window == 0 {
+            return Err(RuleError::EmptyWindow);
+        }
+        if columns == Columns::Each && window > 1 {
+            return Err(RuleError::ColumnsWithWindow { window });
+        }
+        if columns == Columns::Each && gain == Gain::Unit {
+            return Err(RuleError::ColumnsWithoutGain);
+        }
+        if let Some(normaliser) = self.normaliser {
+            if objective != Objective::InnerProduct {
+                return Err(RuleError::NormalisedRegression);
+            }
+            if columns == Columns::Each {
+                return Err(RuleError::NormalisedColumns);
+            }
+            constant("normaliser eps", normaliser.eps, f64::INFINITY)?;
+        }
+        constant("eps", self.eps, f64::INFINITY)?;
+        if let Some(clamp) = self.clamp {
+            constant("eps_gamma", clamp, 1.0)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the write erases, i.e. reads the memory before writing to it.
+    pub fn erases(&self) -> bool {
+        self.objective != Objective::InnerProduct
+    }
+
+    /// Columns of the memory: those of the value, and one for the normaliser.
+    pub fn state_columns(&self, dim_v: usize) -> usize {
+        dim_v + usize::from(self.normaliser.is_some())
+    }
+
+    /// Pairs before a segment that its window can still see.
+    pub fn tail_capacity(&self) -> usize {
+        self.window - 1
+    }
+
+    /// Whether `η` or `λ` depends on the energy of the keys.
+    pub(crate) fn uses_energy(&self) -> bool {
+        self.gain == Gain::Beta || matches!(self.decay, Decay::ScaledRidge { .. })
+    }
+}
+
+fn constant(name: &'static str, value: f64, below: f64) -> Result<(), RuleError> {
+    if value >= 0.0 && value < below { Ok(()) } else { Err(RuleError::Constant { name, value, below }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn presets_are_valid() {
+        for (name, rule) in Rule::ALL {
+            assert_eq!(rule.validate(), Ok(()), "{name}");
+        }
+    }
+
+    #[test]
+    fn impossible_rules_say_why() {
+        let said = |rule: Rule| rule.validate().unwrap_err().to_string();
+        assert_eq!(said(Rule { window: 0, ..Rule::FALCON_3 }), "the window must hold at least 1 pair, got 0");
+        assert_eq!(said(Rule { window: 4, ..Rule::FALCON_2 }), "per-column gains need window 1, got 4");
+        assert!(said(Rule { gain: Gain::Unit, ..Rule::FALCON_2 }).contains("per-column"));
+        let normaliser = Some(Normaliser { eps: 1e-6 });
+        assert!(said(Rule { normaliser, ..Rule::FALCON_1 }).contains("inner-product"));
+        assert!(said(Rule { normaliser, ..Rule::FALCON_2A }).contains("one gain"));
+        assert!(said(Rule { eps: f64::NAN, ..Rule::FALCON_1 }).contains("NaN"));
+        assert!(said(Rule { clamp: Some(1.0), ..Rule::FALCON_1 }).contains("eps_gamma"));
+    }
+}

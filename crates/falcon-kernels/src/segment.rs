@@ -1,0 +1,139 @@
+//! One head over a run of consecutive steps, packed: what every form computes on.
+//!
+//! A segment is a whole sequence (masked form), a chunk (chunked form) or a stretch between two saved states
+//! (recurrent form). All three answer the same two calls, `forward` and `backward`, on this type.
+//!
+//! Times and rows. Step `i` takes the memory from time `i` to time `i + 1`; time 0 is the incoming memory.
+//! Row `r` is a pair `(x_r, v_r)`: first `tail` pairs from before the segment, then one for each step, so that
+//! step `i` brings row `tail + i` and writes the rows of [`Segment::window`].
+
+use std::ops::Range;
+
+use crate::Real;
+use crate::rule::{Columns, Read, Rule};
+use crate::state::row;
+
+#[derive(Default)]
+pub(crate) struct Segment<F> {
+    pub steps: usize,
+    pub tail: usize,
+    /// The first row that is a pair: 1 where row 0 is the boundary of a fresh sequence, else 0.
+    pub first: usize,
+    pub window: usize,
+    pub dim_k: usize,
+    /// Columns of the memory: the value's, and the normaliser's.
+    pub columns: usize,
+    pub read_before: bool,
+    pub erases: bool,
+    /// Whether `write`, `erase` and `gamma` are `[steps, columns]` rather than `[steps]`.
+    pub each_column: bool,
+    /// Queries `[steps, dim_k]`.
+    pub q: Vec<F>,
+    /// Write features `[rows, dim_k]`.
+    pub x: Vec<F>,
+    /// Values `[rows, columns]`.
+    pub v: Vec<F>,
+    /// `w / B`: gain of the value, divided by the pairs in the window.
+    pub write: Vec<F>,
+    /// `e / B`: gain of the prediction. All 0 where nothing is erased.
+    pub erase: Vec<F>,
+    /// Carry.
+    pub gamma: Vec<F>,
+}
+
+impl<F: Real> Segment<F> {
+    pub fn new(rule: &Rule, dim_k: usize, dim_v: usize) -> Self {
+        Self {
+            window: rule.window,
+            dim_k,
+            columns: rule.state_columns(dim_v),
+            read_before: rule.read == Read::Before,
+            erases: rule.erases(),
+            each_column: rule.columns == Columns::Each,
+            ..Self::default()
+        }
+    }
+
+    pub fn rows(&self) -> usize {
+        self.tail + self.steps
+    }
+
+    /// Gains a step.
+    pub fn gain_width(&self) -> usize {
+        if self.each_column { self.columns } else { 1 }
+    }
+
+    /// The rows that step `i` writes: the latest `window` pairs.
+    pub fn window(&self, step: usize) -> Range<usize> {
+        let newest = self.tail + step;
+        let oldest = (newest + 1).saturating_sub(self.window);
+        oldest.max(self.first)..newest + 1
+    }
+
+    /// The time at which step `i` reads the memory.
+    pub fn read_time(&self, step: usize) -> usize {
+        if self.read_before { step } else { step + 1 }
+    }
+
+    /// The step that reads the memory at `time`, if there is one.
+    pub fn reader(&self, time: usize) -> Option<usize> {
+        let step = if self.read_before { Some(time) } else { time.checked_sub(1) };
+        step.filter(|step| *step < self.steps)
+    }
+
+    pub fn q_row(&self, step: usize) -> &[F] {
+        &self.q[row(step, self.dim_k)]
+    }
+
+    pub fn x_row(&self, index: usize) -> &[F] {
+        &self.x[row(index, self.dim_k)]
+    }
+
+    pub fn v_row(&self, index: usize) -> &[F] {
+        &self.v[row(index, self.columns)]
+    }
+
+    /// The gains of a step, one or one for each column, from `write`, `erase` or `gamma`.
+    pub fn gains<'a>(&self, of: &'a [F], step: usize) -> &'a [F] {
+        &of[row(step, self.gain_width())]
+    }
+
+    /// One column's gain.
+    pub fn gain(&self, of: &[F], step: usize, column: usize) -> F {
+        if self.each_column { of[step * self.columns + column] } else { of[step] }
+    }
+}
+
+/// `d loss / d` each array of a [`Segment`], accumulated.
+#[derive(Default)]
+pub(crate) struct SegmentGrad<F> {
+    pub q: Vec<F>,
+    pub x: Vec<F>,
+    pub v: Vec<F>,
+    pub write: Vec<F>,
+    pub erase: Vec<F>,
+    pub gamma: Vec<F>,
+}
+
+impl<F: Real> SegmentGrad<F> {
+    /// All zero, in the sizes of `segment`.
+    pub fn reset(&mut self, segment: &Segment<F>) {
+        for (grad, like) in [
+            (&mut self.q, &segment.q),
+            (&mut self.x, &segment.x),
+            (&mut self.v, &segment.v),
+            (&mut self.write, &segment.write),
+            (&mut self.erase, &segment.erase),
+            (&mut self.gamma, &segment.gamma),
+        ] {
+            grad.clear();
+            grad.resize(like.len(), F::zero());
+        }
+    }
+
+    /// Adds to the gradient of a step's gain, over all columns or for one.
+    pub fn add_gain(of: &mut [F], segment: &Segment<F>, step: usize, column: usize, value: F) {
+        let index = if segment.each_column { step * segment.columns + column } else { step };
+        of[index] += value;
+    }
+}

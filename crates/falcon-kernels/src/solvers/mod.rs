@@ -1,0 +1,92 @@
+//! Reference solvers to compare the rules with: exact recursive least squares, and a diagonal state-space model.
+//!
+//! They are not rules: least squares carries a second matrix, and a state-space model has no key. Each runs one head of
+//! one sequence over contiguous slices, step by step, with its adjoint beside it.
+
+pub mod rls;
+pub mod ssm;
+
+use thiserror::Error;
+
+use crate::Real;
+
+/// Why a solver refused its inputs. Nothing has been computed when one is returned.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum SolverError {
+    /// A size that must not be zero.
+    #[error("{what} must be at least 1, got 0")]
+    Zero {
+        /// Which size.
+        what: &'static str,
+    },
+    /// A slice of the wrong length.
+    #[error("{tensor} has {got} elements, its shape needs {needed}")]
+    Length {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Elements there.
+        got: usize,
+        /// Elements needed.
+        needed: usize,
+    },
+    /// A number outside its range.
+    #[error("{tensor}[{index}] is {value}: it must be {allowed}")]
+    Range {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Where.
+        index: usize,
+        /// What is there.
+        value: f64,
+        /// What may be there.
+        allowed: &'static str,
+    },
+}
+
+fn positive(what: &'static str, size: usize) -> Result<(), SolverError> {
+    if size > 0 { Ok(()) } else { Err(SolverError::Zero { what }) }
+}
+
+fn length<F: Real>(tensor: &'static str, data: &[F], needed: Option<usize>) -> Result<(), SolverError> {
+    let needed = needed.unwrap_or(usize::MAX);
+    if data.len() == needed { Ok(()) } else { Err(SolverError::Length { tensor, got: data.len(), needed }) }
+}
+
+#[cfg(test)]
+mod testing {
+    /// Numbers that look random and are the same on every machine.
+    pub fn numbers(seed: u64, count: usize) -> Vec<f64> {
+        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+        };
+        (0..count).map(|_| next()).collect()
+    }
+
+    pub fn dot(a: &[f64], b: &[f64]) -> f64 {
+        a.iter().zip(b).map(|(a, b)| a * b).sum()
+    }
+
+    /// Compares `grad` with central differences of `loss` in every coordinate of `at`.
+    pub fn check_gradient(name: &str, at: &[f64], grad: &[f64], loss: impl Fn(&[f64]) -> f64) {
+        assert_eq!(at.len(), grad.len(), "{name}");
+        let h = 1e-5;
+        for i in 0..at.len() {
+            let moved = |by: f64| {
+                let mut to = at.to_vec();
+                to[i] += by;
+                loss(&to)
+            };
+            let expected = (moved(h) - moved(-h)) / (2.0 * h);
+            let error = (grad[i] - expected).abs();
+            assert!(
+                error <= 1e-7 * expected.abs().max(1.0),
+                "{name}[{i}]: {} but differences say {expected}",
+                grad[i]
+            );
+        }
+    }
+}

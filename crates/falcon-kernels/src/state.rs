@@ -1,0 +1,180 @@
+//! What a continuation needs: the memory, the last key, and the window's tail.
+
+use crate::Real;
+use crate::error::Error;
+use crate::inputs::Sizes;
+use crate::rule::{Align, Rule};
+
+/// The state of a batch of sequences between two segments: a fixed size, however long the sequences.
+///
+/// The gradient of a state is a state too: the same arrays, with `started` and `tail_len` as in the state it
+/// belongs to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct State<F> {
+    /// Memories `[sequences, heads, dim_k, columns]`; a normalised rule has `dim_v + 1` columns, the last of
+    /// them the normaliser.
+    pub memory: Vec<F>,
+    /// The last key of each sequence `[sequences, key_heads, dim_k]`, where it has `started`.
+    pub last_key: Vec<F>,
+    /// Keys of the latest pairs `[sequences, window − 1, key_heads, dim_k]`, oldest first, `tail_len` of them.
+    pub tail_x: Vec<F>,
+    /// Values of the latest pairs `[sequences, window − 1, heads, dim_v]`.
+    pub tail_v: Vec<F>,
+    /// How many pairs the tail of each sequence holds.
+    pub tail_len: Vec<usize>,
+    /// Whether each sequence has seen a token. Only next-latent alignment asks.
+    pub started: Vec<bool>,
+    shape: Shape,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    sequences: usize,
+    heads: usize,
+    key_heads: usize,
+    dim_k: usize,
+    dim_v: usize,
+    columns: usize,
+    tail: usize,
+}
+
+impl<F: Real> State<F> {
+    /// The state before any token: memory 0, no key, no pair.
+    pub fn fresh(rule: &Rule, sizes: &Sizes) -> Self {
+        let &Sizes { sequences, heads, key_heads, dim_k, dim_v, .. } = sizes;
+        let (columns, tail) = (rule.state_columns(dim_v), rule.tail_capacity());
+        Self {
+            memory: vec![F::zero(); sequences * heads * dim_k * columns],
+            last_key: vec![F::zero(); sequences * key_heads * dim_k],
+            tail_x: vec![F::zero(); sequences * tail * key_heads * dim_k],
+            tail_v: vec![F::zero(); sequences * tail * heads * dim_v],
+            tail_len: vec![0; sequences],
+            started: vec![false; sequences],
+            shape: Shape { sequences, heads, key_heads, dim_k, dim_v, columns, tail },
+        }
+    }
+
+    /// A state of the same sizes with all numbers 0: where gradients are gathered.
+    pub fn zeros_like(&self) -> Self {
+        let zeros = |data: &[F]| vec![F::zero(); data.len()];
+        Self {
+            memory: zeros(&self.memory),
+            last_key: zeros(&self.last_key),
+            tail_x: zeros(&self.tail_x),
+            tail_v: zeros(&self.tail_v),
+            tail_len: self.tail_len.clone(),
+            started: self.started.clone(),
+            shape: self.shape,
+        }
+    }
+
+    /// Refuses a state that was made for other sizes, or whose arrays were replaced by shorter ones.
+    pub fn check(&self, rule: &Rule, sizes: &Sizes) -> Result<(), Error> {
+        let shape = &self.shape;
+        let lengths = Self::lengths(shape);
+        for (what, got, expected) in [
+            ("sequences", shape.sequences, sizes.sequences),
+            ("heads", shape.heads, sizes.heads),
+            ("key heads", shape.key_heads, sizes.key_heads),
+            ("dim_k", shape.dim_k, sizes.dim_k),
+            ("dim_v", shape.dim_v, sizes.dim_v),
+            ("memory columns", shape.columns, rule.state_columns(sizes.dim_v)),
+            ("tail capacity", shape.tail, rule.tail_capacity()),
+            ("memory elements", self.memory.len(), lengths[0]),
+            ("last-key elements", self.last_key.len(), lengths[1]),
+            ("tail key elements", self.tail_x.len(), lengths[2]),
+            ("tail value elements", self.tail_v.len(), lengths[3]),
+            ("tail lengths", self.tail_len.len(), sizes.sequences),
+            ("started flags", self.started.len(), sizes.sequences),
+        ] {
+            if got != expected {
+                return Err(Error::State { what, got, expected });
+            }
+        }
+        for (sequence, &tail) in self.tail_len.iter().enumerate() {
+            if tail > shape.tail {
+                return Err(Error::State { what: "tail length", got: tail, expected: shape.tail });
+            }
+            if rule.align == Align::Next && tail > 0 && !self.started[sequence] {
+                return Err(Error::TailWithoutKey { sequence, tail });
+            }
+        }
+        Ok(())
+    }
+
+    fn lengths(shape: &Shape) -> [usize; 4] {
+        let &Shape { sequences, heads, key_heads, dim_k, dim_v, columns, tail } = shape;
+        [
+            sequences * heads * dim_k * columns,
+            sequences * key_heads * dim_k,
+            sequences * tail * key_heads * dim_k,
+            sequences * tail * heads * dim_v,
+        ]
+    }
+
+    /// Bytes held: what a stream costs, whatever its length.
+    pub fn bytes(&self) -> usize {
+        let numbers = self.memory.len() + self.last_key.len() + self.tail_x.len() + self.tail_v.len();
+        numbers * size_of::<F>()
+    }
+
+    /// The memory of one sequence and head, `[dim_k, columns]`.
+    pub fn memory_of(&self, sequence: usize, head: usize) -> &[F] {
+        &self.memory[self.memory_range(sequence, head)]
+    }
+
+    pub(crate) fn memory_of_mut(&mut self, sequence: usize, head: usize) -> &mut [F] {
+        let range = self.memory_range(sequence, head);
+        &mut self.memory[range]
+    }
+
+    pub(crate) fn last_key_of(&self, sequence: usize, key_head: usize) -> &[F] {
+        &self.last_key[self.last_key_range(sequence, key_head)]
+    }
+
+    pub(crate) fn last_key_of_mut(&mut self, sequence: usize, key_head: usize) -> &mut [F] {
+        let range = self.last_key_range(sequence, key_head);
+        &mut self.last_key[range]
+    }
+
+    pub(crate) fn tail_x_of(&self, sequence: usize, slot: usize, key_head: usize) -> &[F] {
+        &self.tail_x[self.tail_x_range(sequence, slot, key_head)]
+    }
+
+    pub(crate) fn tail_x_of_mut(&mut self, sequence: usize, slot: usize, key_head: usize) -> &mut [F] {
+        let range = self.tail_x_range(sequence, slot, key_head);
+        &mut self.tail_x[range]
+    }
+
+    pub(crate) fn tail_v_of(&self, sequence: usize, slot: usize, head: usize) -> &[F] {
+        &self.tail_v[self.tail_v_range(sequence, slot, head)]
+    }
+
+    pub(crate) fn tail_v_of_mut(&mut self, sequence: usize, slot: usize, head: usize) -> &mut [F] {
+        let range = self.tail_v_range(sequence, slot, head);
+        &mut self.tail_v[range]
+    }
+
+    fn memory_range(&self, sequence: usize, head: usize) -> std::ops::Range<usize> {
+        row(sequence * self.shape.heads + head, self.shape.dim_k * self.shape.columns)
+    }
+
+    fn last_key_range(&self, sequence: usize, key_head: usize) -> std::ops::Range<usize> {
+        row(sequence * self.shape.key_heads + key_head, self.shape.dim_k)
+    }
+
+    fn tail_x_range(&self, sequence: usize, slot: usize, key_head: usize) -> std::ops::Range<usize> {
+        let Shape { tail, key_heads, dim_k, .. } = self.shape;
+        row((sequence * tail + slot) * key_heads + key_head, dim_k)
+    }
+
+    fn tail_v_range(&self, sequence: usize, slot: usize, head: usize) -> std::ops::Range<usize> {
+        let Shape { tail, heads, dim_v, .. } = self.shape;
+        row((sequence * tail + slot) * heads + head, dim_v)
+    }
+}
+
+/// Row `index` of a matrix with rows of `width`.
+pub(crate) fn row(index: usize, width: usize) -> std::ops::Range<usize> {
+    index * width..(index + 1) * width
+}

@@ -1,0 +1,60 @@
+//! One write and one read of one head's memory: the definition everything else is tested against.
+
+use crate::Real;
+use crate::real::{axpy, dot};
+use crate::segment::Segment;
+use crate::state::row;
+
+/// `o = Sᵀ q`.
+pub(crate) fn read<F: Real>(memory: &[F], q: &[F], out: &mut [F]) {
+    out.fill(F::zero());
+    for (k, q) in q.iter().enumerate() {
+        axpy(out, *q, &memory[row(k, out.len())]);
+    }
+}
+
+/// The predictions `p_j = Sᵀ x_j` and the writes `z_j = (w v_j − e p_j)/B` of one step, `[window, columns]`.
+pub(crate) fn predict<F: Real>(segment: &Segment<F>, step: usize, memory: &[F], p: &mut [F], z: &mut [F]) {
+    let columns = segment.columns;
+    for (slot, j) in segment.window(step).enumerate() {
+        let (p, z) = (&mut p[row(slot, columns)], &mut z[row(slot, columns)]);
+        read(memory, segment.x_row(j), p);
+        for c in 0..columns {
+            let (write, erase) = (segment.gain(&segment.write, step, c), segment.gain(&segment.erase, step, c));
+            z[c] = write * segment.v_row(j)[c] - erase * p[c];
+        }
+    }
+}
+
+/// `S ← γ S + Σ_j x_j z_jᵀ`.
+pub(crate) fn write<F: Real>(segment: &Segment<F>, step: usize, z: &[F], memory: &mut [F]) {
+    let columns = segment.columns;
+    scale_columns(memory, columns, segment.gains(&segment.gamma, step));
+    for (slot, j) in segment.window(step).enumerate() {
+        outer(memory, F::one(), segment.x_row(j), &z[row(slot, columns)]);
+    }
+}
+
+/// Multiplies every row by one number, or column by column.
+pub(crate) fn scale_columns<F: Real>(matrix: &mut [F], columns: usize, by: &[F]) {
+    for line in matrix.chunks_exact_mut(columns) {
+        match by {
+            [by] => line.iter_mut().for_each(|x| *x *= *by),
+            _ => line.iter_mut().zip(by).for_each(|(x, by)| *x *= *by),
+        }
+    }
+}
+
+/// `M += scale · x yᵀ`.
+pub(crate) fn outer<F: Real>(matrix: &mut [F], scale: F, x: &[F], y: &[F]) {
+    for (line, x) in matrix.chunks_exact_mut(y.len()).zip(x) {
+        axpy(line, scale * *x, y);
+    }
+}
+
+/// `y += scale · M x`, the product that gives gradients of keys and queries.
+pub(crate) fn apply<F: Real>(y: &mut [F], scale: F, matrix: &[F], x: &[F]) {
+    for (y, line) in y.iter_mut().zip(matrix.chunks_exact(x.len())) {
+        *y += scale * dot(line, x);
+    }
+}

@@ -1,0 +1,98 @@
+//! A `[tokens, heads, dim]` tensor read through strides, so that nobody transposes or copies to call a kernel.
+
+use crate::Real;
+use crate::error::Error;
+
+/// A read-only `[tokens, heads, dim]` tensor over a slice. Rows of `dim` numbers are contiguous; tokens and
+/// heads may lie at any stride.
+///
+/// A batch `[batch, time, heads, dim]` is `[batch·time, heads, dim]` with offsets `0, time, 2·time, …`; a batch
+/// `[batch, heads, time, dim]` is `[time, batch·heads, dim]` with strides `[dim, time·dim]`.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a, F> {
+    data: &'a [F],
+    shape: [usize; 3],
+    strides: [usize; 2],
+}
+
+impl<'a, F: Real> View<'a, F> {
+    /// Row-major `[tokens, heads, dim]`.
+    pub fn new(data: &'a [F], shape: [usize; 3]) -> Result<Self, Error> {
+        let [_, heads, dim] = shape;
+        let view = Self::strided(data, shape, [heads.saturating_mul(dim), dim])?;
+        let needed = shape.iter().product();
+        if data.len() == needed { Ok(view) } else { Err(length(data.len(), needed)) }
+    }
+
+    /// `[tokens, heads, dim]` with the distance from one token, and from one head, to the next.
+    pub fn strided(data: &'a [F], shape: [usize; 3], strides: [usize; 2]) -> Result<Self, Error> {
+        let [tokens, heads, dim] = shape;
+        let needed = if tokens == 0 || heads == 0 {
+            Some(0)
+        } else {
+            let last_token = (tokens - 1).checked_mul(strides[0]);
+            let last_head = (heads - 1).checked_mul(strides[1]);
+            last_token
+                .and_then(|t| last_head.and_then(|h| t.checked_add(h)))
+                .and_then(|start| start.checked_add(dim))
+        };
+        match needed {
+            Some(needed) if needed <= data.len() => Ok(Self { data, shape, strides }),
+            needed => Err(length(data.len(), needed.unwrap_or(usize::MAX))),
+        }
+    }
+
+    /// One number a head, the same for all `tokens`: a fixed decay.
+    pub fn per_head(data: &'a [F], tokens: usize) -> Self {
+        Self { data, shape: [tokens, data.len(), 1], strides: [0, 1] }
+    }
+
+    /// `[tokens, heads, dim]`.
+    pub fn shape(&self) -> [usize; 3] {
+        self.shape
+    }
+
+    /// The `dim` numbers of one token and head.
+    pub fn row(&self, token: usize, head: usize) -> &'a [F] {
+        let start = token * self.strides[0] + head * self.strides[1];
+        &self.data[start..start + self.shape[2]]
+    }
+
+    /// The first element for which `bad` holds, with its index.
+    pub(crate) fn find(&self, bad: impl Fn(F) -> bool) -> Option<([usize; 3], F)> {
+        let [tokens, heads, _] = self.shape;
+        // A broadcast axis is looked at once.
+        let tokens = if self.strides[0] == 0 { tokens.min(1) } else { tokens };
+        (0..tokens).flat_map(|t| (0..heads).map(move |h| (t, h))).find_map(|(t, h)| {
+            let row = self.row(t, h);
+            row.iter().position(|x| bad(*x)).map(|i| ([t, h, i], row[i]))
+        })
+    }
+}
+
+fn length(got: usize, needed: usize) -> Error {
+    Error::Length { tensor: "the view", got, needed }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strides_reach_the_same_rows() {
+        let data: Vec<f32> = (0..24).map(|i| i as f32).collect();
+        // [tokens 4, heads 3, dim 2] stored as [heads, tokens, dim].
+        let view = View::strided(&data, [4, 3, 2], [2, 8]).unwrap();
+        assert_eq!(view.row(1, 2), &[18.0, 19.0]);
+        assert_eq!(View::per_head(&data[..3], 100).row(99, 2), &[2.0]);
+    }
+
+    #[test]
+    fn short_slices_are_refused() {
+        let data = [0f32; 23];
+        assert!(View::new(&data, [4, 3, 2]).is_err());
+        assert!(View::strided(&data, [4, 3, 2], [2, 8]).is_err());
+        assert!(View::strided(&data, [usize::MAX, 2, 2], [usize::MAX, 2]).is_err());
+        assert!(View::<f32>::new(&[], [0, 3, 2]).is_ok());
+    }
+}

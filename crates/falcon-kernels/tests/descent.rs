@@ -1,0 +1,123 @@
+//! The paper's lemma: a step of size `η < 2/L` lowers the objective it descends,
+//!
+//! ```text
+//! f(S⁺) ≤ f(S) − η (2 − ηL)/2 · ‖∇f(S)‖²
+//! ```
+//!
+//! at every token, for all six rules, as long as the clamp is not active. `L = E + λ` for regression, `λ` for the inner
+//! product; with per-column gains the lemma holds column by column.
+
+use falcon_kernels::{Decoder, Rule, coefficients};
+use falcon_testkit::{Case, Spec};
+
+const FALCONS: [(&str, Rule); 6] = [
+    ("falcon-1", Rule::FALCON_1),
+    ("falcon-2", Rule::FALCON_2),
+    ("falcon-3", Rule::FALCON_3),
+    ("falcon-1a", Rule::FALCON_1A),
+    ("falcon-2a", Rule::FALCON_2A),
+    ("falcon-3a", Rule::FALCON_3A),
+];
+
+/// The objective of one step: the pairs of its window and the ridge.
+struct Objective<'a> {
+    regression: bool,
+    pairs: Vec<(&'a [f64], &'a [f64])>,
+    lambda: f64,
+    dim_v: usize,
+}
+
+impl Objective<'_> {
+    /// Value and squared gradient norm in one column of the memory.
+    fn at(&self, memory: &[f64], column: usize) -> (f64, f64) {
+        let column_of =
+            |memory: &[f64]| -> Vec<f64> { memory.iter().skip(column).step_by(self.dim_v).copied().collect() };
+        let s = column_of(memory);
+        let count = self.pairs.len() as f64;
+        let mut value = self.lambda / 2.0 * s.iter().map(|s| s * s).sum::<f64>();
+        let mut gradient: Vec<f64> = s.iter().map(|s| self.lambda * s).collect();
+        for (x, v) in &self.pairs {
+            let prediction: f64 = x.iter().zip(&s).map(|(x, s)| x * s).sum();
+            let slope = if self.regression {
+                value += (v[column] - prediction).powi(2) / 2.0 / count;
+                (prediction - v[column]) / count
+            } else {
+                value -= v[column] * prediction / count;
+                -v[column] / count
+            };
+            gradient.iter_mut().zip(*x).for_each(|(g, x)| *g += slope * x);
+        }
+        (value, gradient.iter().map(|g| g * g).sum())
+    }
+}
+
+#[test]
+fn every_step_descends() {
+    for (name, rule) in FALCONS {
+        let rule = Rule { clamp: None, ..rule };
+        let spec =
+            Spec { heads: 1, key_heads: 1, gain: (0.01, 1.99), ridge: (0.0, 2.0), ..Spec::new(rule, 200, 9) };
+        let case = Case::new(&spec);
+        let realised = coefficients(&rule, &case.inputs(), &case.state).unwrap();
+        let (dim_k, dim_v, width) = (spec.dim_k, spec.dim_v, case.sizes.gain_width(&rule));
+        let mut decoder = Decoder::new(&rule).unwrap();
+        let mut state = case.state.clone();
+        let mut out = vec![0.0; dim_v];
+        let mut tightest = f64::INFINITY;
+        for t in 0..case.sizes.tokens {
+            let before = state.memory.clone();
+            decoder.step(&case.take(&[t], vec![0, 1]).inputs(), &mut state, &mut out).unwrap();
+            // The pairs (k_{j−1}, v_j) of the window; the first token has none, and must change nothing.
+            let pairs: Vec<_> = ((t + 1).saturating_sub(rule.window).max(1)..=t)
+                .map(|j| (&case.k[(j - 1) * dim_k..j * dim_k], &case.v[j * dim_v..(j + 1) * dim_v]))
+                .collect();
+            if pairs.is_empty() {
+                assert_eq!(state.memory, before, "{name}: the boundary writes nothing");
+                continue;
+            }
+            let lambda = realised.lambda[t];
+            let objective = Objective { regression: rule.erases(), pairs, lambda, dim_v };
+            let smoothness = lambda + if rule.erases() { realised.energy[t] } else { 0.0 };
+            for column in 0..dim_v {
+                let eta = realised.eta[t * width + column % width];
+                assert!(eta * smoothness < 2.0, "{name}: the step is too long at {t}");
+                let ((f, gradient), (after, _)) =
+                    (objective.at(&before, column), objective.at(&state.memory, column));
+                let bound = f - eta * (2.0 - eta * smoothness) / 2.0 * gradient;
+                assert!(
+                    after <= bound + 1e-12 * (1.0 + f.abs()),
+                    "{name} at {t}, column {column}: {after} > {bound}"
+                );
+                tightest = tightest.min(bound - after);
+            }
+        }
+        // The lemma is sharp: a longer step would break it somewhere.
+        assert!(tightest < 1e-3, "{name}: never near its bound, so the bound tests nothing");
+    }
+}
+
+/// Along the key that is written, the memory is multiplied by `γ − ηE = 1 − β` (with ε = 0): beyond `β = 1` what was
+/// stored there changes its sign, and it still shrinks as long as `β < 2`.
+#[test]
+fn gains_above_one_flip_the_sign() {
+    for beta in [0.25, 1.0, 1.5, 1.9375] {
+        for ridge in [0.0, 0.5] {
+            let rule = Rule { eps: 0.0, clamp: None, ..Rule::FALCON_1 };
+            let mut case = Case::new(&Spec { heads: 1, key_heads: 1, continued: true, ..Spec::new(rule, 1, 4) });
+            case.gain = vec![beta];
+            case.decay = vec![ridge];
+            case.v.fill(0.0);
+            // Reading along the key shows the eigenvalue.
+            case.q.clone_from(&case.state.last_key);
+            let before: Vec<f64> = (0..case.sizes.dim_v)
+                .map(|c| {
+                    (0..case.sizes.dim_k).map(|k| case.q[k] * case.state.memory[k * case.sizes.dim_v + c]).sum()
+                })
+                .collect();
+            for (after, before) in case.forward(falcon_kernels::Form::CHUNKED).out.iter().zip(before) {
+                let eigenvalue = after / before;
+                assert!((eigenvalue - (1.0 - beta)).abs() < 1e-12, "β = {beta}, λ̄ = {ridge}: {eigenvalue}");
+            }
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! The three forms and the decoder are one definition, for every rule.
+
+use falcon_kernels::rule::{Align, Columns, Decay, Gain, Normaliser, Objective, Read};
+use falcon_kernels::{Form, Rule};
+use falcon_testkit::{Case, Spec, assert_close};
+use proptest::prelude::*;
+
+/// Any valid rule.
+fn rules() -> impl Strategy<Value = Rule> {
+    let objectives =
+        prop::sample::select(vec![Objective::InnerProduct, Objective::Regression, Objective::DecayedRegression]);
+    let gains = prop::sample::select(vec![Gain::Unit, Gain::Beta, Gain::Eta]);
+    let decays = prop::sample::select(vec![
+        Decay::None,
+        Decay::Ridge,
+        Decay::ScaledRidge { detach: false },
+        Decay::ScaledRidge { detach: true },
+        Decay::Gate,
+    ]);
+    let clamp = prop::sample::select(vec![None, Some(1e-3), Some(0.3)]);
+    let flags = prop::array::uniform4(any::<bool>());
+    let any_rule = (objectives, gains, decays, 1..6usize, clamp, flags).prop_map(
+        |(objective, gain, decay, window, clamp, [each, next, after, normalised])| Rule {
+            objective,
+            columns: if each { Columns::Each } else { Columns::Shared },
+            window: if each { 1 } else { window },
+            align: if next { Align::Next } else { Align::Same },
+            read: if after { Read::After } else { Read::Before },
+            gain,
+            decay,
+            eps: 1e-6,
+            clamp,
+            normaliser: normalised.then_some(Normaliser { eps: 1e-6 }),
+        },
+    );
+    any_rule.prop_filter("a valid rule", |rule| rule.validate().is_ok())
+}
+
+/// Any rule on any small batch.
+fn specs() -> impl Strategy<Value = Spec> {
+    let lengths = prop::collection::vec(0..24usize, 0..4);
+    let sizes = (1..3usize, 1..3usize, 1..6usize, 1..6usize);
+    let gates = prop::sample::select(vec![(0.5, 1.0), (0.0, 1.0), (0.0, 0.0)]);
+    (rules(), lengths, sizes, gates, any::<bool>(), any::<u64>()).prop_map(
+        |(rule, lengths, (key_heads, group, dim_k, dim_v), gate, continued, seed)| Spec {
+            gate,
+            lengths,
+            heads: key_heads * group,
+            key_heads,
+            // With keys of width 1 a normalised read does not depend on the query: its gradient is rounding alone.
+            dim_k: dim_k + usize::from(rule.normaliser.is_some()),
+            dim_v,
+            continued,
+            // A unit step on keys of this norm neither explodes nor dies out within a few dozen tokens.
+            key_norm: if rule.gain == Gain::Unit { 0.7 } else { 1.0 },
+            ..Spec::new(rule, 0, seed)
+        },
+    )
+}
+
+const TOLERANCE: f64 = 1e-9;
+
+/// A few hundred cases of each property; `PROPTEST_CASES` asks for more.
+fn config() -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(400);
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn forms_agree(spec in specs(), chunk in 1..12usize) {
+        let case = Case::new(&spec);
+        let expected = case.run(Form::Recurrent).all();
+        for form in [Form::Masked, Form::Chunked { chunk }, Form::CHUNKED] {
+            assert_close(&format!("{form:?}"), &case.run(form).all(), &expected, TOLERANCE);
+        }
+    }
+
+    #[test]
+    fn the_decoder_agrees(spec in specs(), tokens in 0..12usize) {
+        let case = Case::new(&Spec { lengths: vec![tokens; spec.lengths.len()], ..spec });
+        let expected = case.forward(Form::Recurrent).forward();
+        assert_close("decoder", &case.decode().forward(), &expected, TOLERANCE);
+    }
+
+    /// Any cut gives the outputs, the state and the gradients of the whole.
+    #[test]
+    fn continuation_is_exact(spec in specs(), cuts in prop::collection::vec(0..24usize, 1..4), chunk in 1..9usize) {
+        let tokens = spec.lengths.first().copied().unwrap_or(0);
+        let whole = Case::new(&Spec { lengths: vec![tokens], ..spec });
+        let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(tokens)).collect();
+        cuts.extend([0, tokens]);
+        cuts.sort_unstable();
+        for form in [Form::Recurrent, Form::Masked, Form::Chunked { chunk }] {
+            let expected = whole.run(form);
+            let mut pieces = Vec::new();
+            let mut state = whole.state.clone();
+            for cut in cuts.windows(2) {
+                let piece = whole.take(&(cut[0]..cut[1]).collect::<Vec<_>>(), vec![0, cut[1] - cut[0]]);
+                let piece = Case { state: state.clone(), ..piece };
+                state = piece.forward(form).state;
+                pieces.push(piece);
+            }
+            let out: Vec<f64> = pieces.iter().flat_map(|piece| piece.forward(form).out).collect();
+            if form == Form::Recurrent {
+                prop_assert_eq!(&out, &expected.out);
+                prop_assert_eq!(&state.memory, &expected.state.memory);
+            }
+            assert_close("out", &vec![("out", out)], &vec![("out", expected.out.clone())], TOLERANCE);
+            assert_close("state", &Case { state, ..whole.clone() }.state_named(), &expected.forward()[1..].to_vec(), TOLERANCE);
+
+            // Gradients, last piece first: each hands the gradient of its incoming state to the one before.
+            let mut upstream = whole.grad_state.clone();
+            let mut grads = vec![Vec::new(); 5];
+            for piece in pieces.iter().rev() {
+                let piece = Case { grad_state: upstream.clone(), ..piece.clone() };
+                let found = piece.run(form).grads;
+                for (all, (_, part)) in grads.iter_mut().zip(&found) {
+                    all.splice(0..0, part.iter().copied());
+                }
+                for (array, (_, values)) in [
+                    &mut upstream.memory, &mut upstream.last_key, &mut upstream.tail_x, &mut upstream.tail_v,
+                ].into_iter().zip(&found[5..]) {
+                    array.clone_from(values);
+                }
+                upstream.tail_len.clone_from(&piece.state.tail_len);
+                upstream.started.clone_from(&piece.state.started);
+            }
+            let mut all: Vec<_> = expected.grads.iter().map(|(name, _)| *name).zip(grads).collect();
+            all.extend(Case { state: upstream, ..whole.clone() }.state_named().into_iter()
+                .zip(&expected.grads[5..]).map(|((_, values), (name, _))| (*name, values)));
+            assert_close("grads", &all, &expected.grads, TOLERANCE);
+        }
+    }
+
+    /// What comes later leaves what came before alone, to the last bit.
+    #[test]
+    fn the_future_does_not_leak(spec in specs(), at in 0..24usize, chunk in 1..12usize) {
+        let case = Case::new(&Spec { lengths: vec![spec.lengths.iter().sum()], ..spec });
+        let at = at.min(case.sizes.tokens);
+        let mut other = case.clone();
+        for data in [&mut other.q, &mut other.k, &mut other.v] {
+            let width = data.len() / case.sizes.tokens.max(1);
+            data[at * width..].iter_mut().for_each(|x| *x = 3.0 - 2.0 * *x);
+        }
+        for data in [&mut other.gain, &mut other.decay] {
+            let width = data.len() / case.sizes.tokens.max(1);
+            data[at * width..].iter_mut().for_each(|x| *x *= 0.5);
+        }
+        let past = at * case.sizes.heads * case.sizes.dim_v;
+        for form in [Form::Recurrent, Form::Masked, Form::Chunked { chunk }] {
+            let (one, two) = (case.forward(form).out, other.forward(form).out);
+            prop_assert_eq!(&one[..past], &two[..past], "{:?}", form);
+        }
+    }
+
+    #[test]
+    fn packed_sequences_are_separate_sequences(spec in specs(), chunk in 1..12usize) {
+        let case = Case::new(&spec);
+        for form in [Form::Recurrent, Form::Masked, Form::Chunked { chunk }] {
+            let packed = case.run(form).all();
+            let mut separate: Vec<Vec<f64>> = vec![Vec::new(); packed.len()];
+            for sequence in 0..case.sizes.sequences {
+                let tokens: Vec<usize> = (case.offsets[sequence]..case.offsets[sequence + 1]).collect();
+                let mut one = case.take(&tokens, vec![0, tokens.len()]);
+                for state in [&mut one.state, &mut one.grad_state] {
+                    *state = sequence_of(state, &case, sequence);
+                }
+                for (all, (_, part)) in separate.iter_mut().zip(one.run(form).all()) {
+                    all.extend(part);
+                }
+            }
+            if case.sizes.sequences > 0 {
+                let separate = packed.iter().map(|(name, _)| *name).zip(separate).collect();
+                assert_close("packed", &packed, &separate, 1e-15);
+            }
+        }
+    }
+
+    /// Grouped heads are the same as keys and queries repeated for each value head; their gradients sum.
+    #[test]
+    fn grouped_heads_are_repeated_heads(spec in specs(), chunk in 1..12usize) {
+        let grouped = Case::new(&spec);
+        let (heads, group) = (grouped.sizes.heads, grouped.sizes.group());
+        let width = grouped.sizes.dim_k;
+        let repeat = |data: &[f64]| -> Vec<f64> {
+            data.chunks(width).flat_map(|row| row.repeat(group)).collect()
+        };
+        let mut repeated = grouped.clone();
+        repeated.sizes.key_heads = heads;
+        repeated.q = repeat(&grouped.q);
+        repeated.k = repeat(&grouped.k);
+        repeated.state = falcon_kernels::State::fresh(&grouped.rule, &repeated.sizes);
+        repeated.grad_state = repeated.state.clone();
+        for (to, from) in [(&mut repeated.state, &grouped.state), (&mut repeated.grad_state, &grouped.grad_state)] {
+            to.memory.clone_from(&from.memory);
+            to.tail_v.clone_from(&from.tail_v);
+            to.tail_len.clone_from(&from.tail_len);
+            to.started.clone_from(&from.started);
+            // The gradient of a shared key is the sum over its copies: give it to the first copy.
+            to.last_key = repeat(&from.last_key);
+            to.tail_x = repeat(&from.tail_x);
+        }
+        for data in [&mut repeated.grad_state.last_key, &mut repeated.grad_state.tail_x] {
+            for (i, row) in data.chunks_mut(width).enumerate() {
+                if i % group != 0 { row.fill(0.0) }
+            }
+        }
+        let sum = |name: &str, data: Vec<f64>| {
+            let shared = ["q", "k", "last_key", "tail_x"].iter().any(|end| name.ends_with(end));
+            if !shared { return data }
+            let forward = !name.starts_with("grad");
+            data.chunks(width * group).flat_map(|rows| (0..width).map(move |i| {
+                if forward { rows[i] } else { rows.iter().skip(i).step_by(width).sum() }
+            }).collect::<Vec<_>>()).collect()
+        };
+        for form in [Form::Recurrent, Form::Masked, Form::Chunked { chunk }] {
+            let expected = repeated.run(form).all().into_iter().map(|(name, data)| (name, sum(name, data))).collect();
+            assert_close("grouped", &grouped.run(form).all(), &expected, 1e-12);
+        }
+    }
+
+    /// Finite differences of the loss, in every input, against the recurrent backward pass.
+    #[test]
+    fn gradients_match_differences(spec in specs(), direction in any::<u64>()) {
+        // Away from the clamp, where the gradient jumps.
+        let rule = Rule { clamp: spec.rule.clamp.map(|_| 1e-3), ..spec.rule };
+        let spec = Spec { rule, gain: (0.2, 1.0), ridge: (0.0, 0.5), ..spec };
+        let case = Case::new(&spec);
+        check_differences(&case, direction)?;
+    }
+}
+
+/// The part of a batch state that belongs to one sequence.
+fn sequence_of(
+    state: &falcon_kernels::State<f64>,
+    case: &Case<f64>,
+    sequence: usize,
+) -> falcon_kernels::State<f64> {
+    let sequences = case.sizes.sequences;
+    let sizes = falcon_kernels::Sizes { sequences: 1, ..case.sizes };
+    let mut one = falcon_kernels::State::fresh(&case.rule, &sizes);
+    for (to, from) in [
+        (&mut one.memory, &state.memory),
+        (&mut one.last_key, &state.last_key),
+        (&mut one.tail_x, &state.tail_x),
+        (&mut one.tail_v, &state.tail_v),
+    ] {
+        let width = from.len() / sequences;
+        to.copy_from_slice(&from[sequence * width..(sequence + 1) * width]);
+    }
+    one.tail_len[0] = state.tail_len[sequence];
+    one.started[0] = state.started[sequence];
+    one
+}
+
+/// `⟨up, outputs⟩ + ⟨up, outgoing state⟩`: the loss whose gradients `run` gives.
+fn loss(case: &Case<f64>) -> f64 {
+    let outcome = case.forward(Form::Recurrent);
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let (state, up) = (&outcome.state, &case.grad_state);
+    dot(&outcome.out, &case.grad_out)
+        + dot(&state.memory, &up.memory)
+        + dot(&state.last_key, &up.last_key)
+        + dot(&state.tail_x, &up.tail_x)
+        + dot(&state.tail_v, &up.tail_v)
+}
+
+/// The derivative along a random direction in one input after the other.
+fn check_differences(case: &Case<f64>, seed: u64) -> Result<(), TestCaseError> {
+    let grads = case.run(Form::Recurrent).grads;
+    let mut random = falcon_testkit::Random::new(seed);
+    for (index, (name, grad)) in grads.iter().enumerate() {
+        // Gradients through a detached multiplier are meant to differ from the true ones.
+        if matches!(case.rule.decay, Decay::ScaledRidge { detach: true })
+            && ["k", "last_key", "tail_x"].iter().any(|end| name.ends_with(end))
+        {
+            continue;
+        }
+        let direction = random.normals(grad.len(), 1.0);
+        let expected: f64 = grad.iter().zip(&direction).map(|(g, d)| g * d).sum();
+        let moved = |h: f64| {
+            let mut case = case.clone();
+            let data = match index {
+                0 => &mut case.q,
+                1 => &mut case.k,
+                2 => &mut case.v,
+                3 => &mut case.gain,
+                4 => &mut case.decay,
+                5 => &mut case.state.memory,
+                6 => &mut case.state.last_key,
+                7 => &mut case.state.tail_x,
+                _ => &mut case.state.tail_v,
+            };
+            // Gates and gains stay in their range: those at an end would leave it.
+            for (x, d) in data.iter_mut().zip(&direction) {
+                *x += h * d;
+            }
+            if case.inputs().check(&case.rule).is_err() { None } else { Some(loss(&case)) }
+        };
+        let h = 1e-5;
+        let (Some(up), Some(down), Some(up2), Some(down2)) =
+            (moved(h), moved(-h), moved(2.0 * h), moved(-2.0 * h))
+        else {
+            continue;
+        };
+        let found = (8.0 * (up - down) - (up2 - down2)) / (12.0 * h);
+        let scale = grad.iter().map(|g| g.abs()).fold(1.0, f64::max);
+        prop_assert!(
+            (found - expected).abs() <= 2e-5 * scale * (grad.len() as f64).sqrt().max(1.0),
+            "{name}: differences {found}, gradient {expected}"
+        );
+    }
+    Ok(())
+}
+
+/// Rules that are special cases of others.
+mod reductions {
+    use super::*;
+
+    #[test]
+    fn a_window_of_one_is_no_window() {
+        for (windowed, plain) in [(Rule::FALCON_3, Rule::FALCON_1), (Rule::FALCON_3A, Rule::FALCON_1A)] {
+            let one = Rule { window: 1, decay: plain.decay, ..windowed };
+            assert_eq!(one, plain);
+        }
+    }
+
+    #[test]
+    fn equal_columns_are_one_column() {
+        for (each, shared) in [(Rule::FALCON_2, Rule::FALCON_1), (Rule::FALCON_2A, Rule::FALCON_1A)] {
+            let one = Case::new(&Spec { continued: true, ..Spec::new(shared, 23, 7) });
+            let columns = one.sizes.dim_v;
+            let mut two = Case { rule: each, ..one.clone() };
+            two.gain = one.gain.iter().flat_map(|g| std::iter::repeat_n(*g, columns)).collect();
+            for form in [Form::Recurrent, Form::Masked, Form::Chunked { chunk: 5 }] {
+                let expected = one.run(form).all();
+                let mut found = two.run(form).all();
+                for (name, values) in &mut found {
+                    if *name == "grad gain" {
+                        *values = values.chunks(columns).map(|columns| columns.iter().sum()).collect();
+                    }
+                }
+                assert_close(&format!("{form:?}"), &found, &expected, 1e-11);
+            }
+        }
+    }
+
+    /// Two tokens make one pair, and a window of four that holds one pair writes as a window of one. Unlike the test
+    /// above this runs the windowed code.
+    #[test]
+    fn a_window_with_one_pair_is_no_window() {
+        for (windowed, plain) in [(Rule::FALCON_3, Rule::FALCON_1), (Rule::FALCON_3A, Rule::FALCON_1A)] {
+            let plain = Case::new(&Spec::new(plain, 2, 3));
+            let mut windowed = Case::new(&Spec::new(Rule { decay: plain.rule.decay, ..windowed }, 2, 3));
+            windowed.grad_out.clone_from(&plain.grad_out);
+            windowed.state.memory.clone_from(&plain.state.memory);
+            windowed.grad_state = windowed.state.zeros_like();
+            let plain = Case { grad_state: plain.state.zeros_like(), ..plain };
+            for form in [Form::Recurrent, Form::Masked, Form::CHUNKED] {
+                let no_tail = |case: &Case<f64>| {
+                    case.run(form).all().into_iter().filter(|(name, _)| !name.contains("tail")).collect()
+                };
+                assert_close(&format!("{form:?}"), &no_tail(&windowed), &no_tail(&plain), 1e-12);
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_longer_than_the_sequence_is_the_sequence() {
+        for rule in [Rule::FALCON_3, Rule::FALCON_3A] {
+            let long = Case::new(&Spec::new(Rule { window: 50, ..rule }, 6, 3));
+            let short = Case::new(&Spec::new(Rule { window: 6, ..rule }, 6, 3));
+            for form in [Form::Recurrent, Form::Masked, Form::CHUNKED] {
+                assert_eq!(long.forward(form).out, short.forward(form).out, "{form:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn one_token_and_empty_batches() {
+    for (_, rule) in Rule::ALL {
+        for lengths in [vec![], vec![0], vec![1], vec![0, 1, 0]] {
+            for continued in [false, true] {
+                let spec = Spec { lengths: lengths.clone(), continued, ..Spec::new(rule, 0, 11) };
+                let case = Case::new(&spec);
+                let expected = case.run(Form::Recurrent).all();
+                for form in [Form::Masked, Form::CHUNKED] {
+                    assert_close(&format!("{rule:?} {lengths:?}"), &case.run(form).all(), &expected, 1e-12);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    for (name, rule) in Rule::ALL {
+        let spec = Spec { lengths: vec![33, 5], heads: 4, ..Spec::new(rule, 0, 5) };
+        let case = Case::new(&spec).to_f32();
+        let run = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| case.run(Form::Chunked { chunk: 16 }).all())
+        };
+        assert_eq!(run(1), run(2), "{name}");
+    }
+}

@@ -1,0 +1,88 @@
+//! `f32` at the extremes: finite, and close to the same code in `f64`.
+
+use falcon_kernels::rule::{Decay, Gain};
+use falcon_kernels::{Form, Rule};
+use falcon_testkit::{Case, Spec, rms_error};
+
+const FORMS: [Form; 2] = [Form::Recurrent, Form::CHUNKED];
+
+/// Every tensor of the `f32` run, outputs, state and gradients, within `tolerance` of `f64` (RMS of the difference over
+/// RMS). All failures of a spec are reported together.
+fn check(label: &str, spec: &Spec, tolerance: f64) {
+    let exact = Case::new(spec);
+    let rounded = exact.to_f32();
+    let (mut far, mut worst) = (Vec::new(), 0f64);
+    for form in FORMS {
+        for ((name, a), (_, b)) in rounded.run(form).all().iter().zip(&exact.run(form).all()) {
+            let error = rms_error(a, b);
+            worst = worst.max(error);
+            // Negated, so that NaN is far.
+            if !(error <= tolerance) {
+                far.push(format!("{form:?} {name}: {error:.1e}"));
+            }
+        }
+    }
+    println!("{label}: {worst:.1e}");
+    assert!(far.is_empty(), "{label}: above {tolerance:.0e}: {}", far.join(", "));
+}
+
+fn spec(rule: Rule, tokens: usize) -> Spec {
+    Spec { heads: 1, key_heads: 1, dim_k: 16, dim_v: 8, ..Spec::new(rule, tokens, 17) }
+}
+
+fn decays(rule: &Rule) -> bool {
+    rule.decay != Decay::None
+}
+
+#[test]
+fn every_step_clamped() {
+    for (name, rule) in Rule::ALL.into_iter().filter(|(_, rule)| decays(rule) && rule.clamp.is_some()) {
+        let gate = (1e-3, 1e-3);
+        let spec = Spec { gain: (1.1, 1.9), ridge: (1e4, 1e5), gate, ..spec(rule, 256) };
+        if rule.decay != Decay::Gate {
+            let case = Case::new(&spec);
+            let realised = falcon_kernels::coefficients(&rule, &case.inputs(), &case.state).unwrap();
+            let clamped = realised.gamma.iter().filter(|gamma| **gamma == 1e-3).count();
+            assert_eq!(clamped, realised.gamma.len() * 255 / 256, "{name}: all but the boundary");
+        }
+        check(name, &spec, 1e-5);
+    }
+}
+
+#[test]
+fn carries_that_average_a_fifth() {
+    for (name, rule) in Rule::ALL.into_iter().filter(|(_, rule)| decays(rule)) {
+        let spec = Spec { gain: (0.6, 1.0), ridge: (1e3, 1e4), gate: (0.0, 0.4), ..spec(rule, 256) };
+        check(name, &spec, 1e-5);
+    }
+}
+
+#[test]
+fn keys_from_tiny_to_huge() {
+    for key_norm in [1e-6, 1e-3, 1.0, 1e2, 1e4] {
+        for (name, rule) in Rule::ALL {
+            // Without a step size of its own, regression on huge keys diverges by definition.
+            if rule.gain == Gain::Unit && rule.erases() {
+                continue;
+            }
+            check(&format!("{name} at {key_norm:e}"), &Spec { key_norm, ..spec(rule, 192) }, 1e-5);
+        }
+    }
+}
+
+/// Two chunk sizes' worth of every rule at everyday settings, odd length.
+#[test]
+fn everyday_settings() {
+    for (name, rule) in Rule::ALL {
+        check(name, &Spec { continued: true, ..spec(rule, 131) }, 1e-5);
+    }
+}
+
+#[test]
+fn a_hundred_thousand_tokens() {
+    for (name, rule) in Rule::ALL {
+        // Carries of 0.97 to 1: a memory some hundred tokens deep, so that sums are long.
+        let spec = Spec { ridge: (0.0, 0.03), gate: (0.97, 1.0), ..spec(rule, 100_000) };
+        check(name, &spec, 1e-4);
+    }
+}

@@ -1,0 +1,322 @@
+//! A rule with random inputs, state and upstream gradients, ready to run in any form.
+
+use falcon_kernels::rule::{Decay, Gain};
+use falcon_kernels::{Decoder, Form, Inputs, Real, Rule, Sizes, State, View, backward, forward};
+
+use crate::close::Named;
+use crate::random::Random;
+
+/// What kind of case to make.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// The rule.
+    pub rule: Rule,
+    /// Tokens of each sequence.
+    pub lengths: Vec<usize>,
+    /// Value heads.
+    pub heads: usize,
+    /// Query and key heads; divides `heads`.
+    pub key_heads: usize,
+    /// Width of keys.
+    pub dim_k: usize,
+    /// Width of values.
+    pub dim_v: usize,
+    /// Whether the sequences continue earlier ones: a last key, and a tail where the rule has one.
+    pub continued: bool,
+    /// Length of a key.
+    pub key_norm: f64,
+    /// Range of `β`, or of `η` times the energy.
+    pub gain: (f64, f64),
+    /// Range of ridges, in units of the energy.
+    pub ridge: (f64, f64),
+    /// Range of gates.
+    pub gate: (f64, f64),
+    /// Seed of everything random.
+    pub seed: u64,
+}
+
+impl Spec {
+    /// One sequence of `tokens`, with moderate gains and decays.
+    pub fn new(rule: Rule, tokens: usize, seed: u64) -> Self {
+        Self {
+            rule,
+            lengths: vec![tokens],
+            heads: 2,
+            key_heads: 2,
+            dim_k: 5,
+            dim_v: 4,
+            continued: false,
+            key_norm: 1.0,
+            gain: (0.1, 1.8),
+            ridge: (0.0, 0.8),
+            gate: (0.5, 1.0),
+            seed,
+        }
+    }
+}
+
+/// See the [module](self). All numbers are exact in `f32`.
+#[derive(Clone, Debug)]
+pub struct Case<F> {
+    /// The rule.
+    pub rule: Rule,
+    /// The sizes.
+    pub sizes: Sizes,
+    /// `[tokens, key_heads, dim_k]`.
+    pub q: Vec<F>,
+    /// `[tokens, key_heads, dim_k]`.
+    pub k: Vec<F>,
+    /// `[tokens, heads, dim_v]`.
+    pub v: Vec<F>,
+    /// As the rule needs it; empty if it does not.
+    pub gain: Vec<F>,
+    /// As the rule needs it; empty if it does not.
+    pub decay: Vec<F>,
+    /// Where the sequences begin and end.
+    pub offsets: Vec<usize>,
+    /// The incoming state.
+    pub state: State<F>,
+    /// Upstream gradient of the outputs.
+    pub grad_out: Vec<F>,
+    /// Upstream gradient of the outgoing state.
+    pub grad_state: State<F>,
+}
+
+/// What a form makes of a case.
+#[derive(Clone, Debug)]
+pub struct Outcome<F> {
+    /// `[tokens, heads, dim_v]`.
+    pub out: Vec<F>,
+    /// The outgoing state.
+    pub state: State<F>,
+    /// Gradients by name: `q, k, v, gain, decay`, and the incoming `memory, last_key, tail_x, tail_v`.
+    pub grads: Named,
+}
+
+impl<F: Real> Outcome<F> {
+    /// Outputs and outgoing state.
+    pub fn forward(&self) -> Named {
+        let mut named = vec![("out", wide(&self.out))];
+        named.extend(named_state(&self.state));
+        named
+    }
+
+    /// Everything.
+    pub fn all(&self) -> Named {
+        let mut named = self.forward();
+        named.extend(self.grads.clone());
+        named
+    }
+}
+
+impl Case<f64> {
+    /// A random case of the kind that `spec` describes.
+    pub fn new(spec: &Spec) -> Self {
+        let &Spec { rule, heads, key_heads, dim_k, dim_v, .. } = spec;
+        let mut random = Random::new(spec.seed);
+        let mut offsets = vec![0];
+        offsets.extend(spec.lengths.iter().scan(0, |sum, length| {
+            *sum += length;
+            Some(*sum)
+        }));
+        let tokens = *offsets.last().expect("there is an offset");
+        let sizes = Sizes { tokens, sequences: spec.lengths.len(), heads, key_heads, dim_k, dim_v };
+        // Keys of norm near `key_norm`, queries of norm near 1; normalised rules need positive features.
+        let mut features = |rows: usize, norm: f64| match rule.normaliser {
+            None => random.normals(rows * dim_k, norm / (dim_k as f64).sqrt()),
+            Some(_) => random.uniforms(rows * dim_k, 0.1 * norm, norm),
+        };
+        let (q, k) = (features(tokens * key_heads, 1.0), features(tokens * key_heads, spec.key_norm));
+        let v = random.normals(tokens * heads * dim_v, 1.0);
+        let energy = spec.key_norm.powi(2);
+        let gains = tokens * heads * sizes.gain_width(&rule);
+        let gain = match rule.gain {
+            Gain::Unit => Vec::new(),
+            Gain::Beta => random.uniforms(gains, spec.gain.0, spec.gain.1),
+            Gain::Eta => random.uniforms(gains, spec.gain.0 / energy, spec.gain.1 / energy),
+        };
+        let decays = tokens * heads * sizes.decay_width(&rule);
+        let decay = match rule.decay {
+            Decay::None => Vec::new(),
+            Decay::Ridge => random.uniforms(decays, spec.ridge.0 * energy, spec.ridge.1 * energy),
+            Decay::ScaledRidge { .. } => random.uniforms(decays, spec.ridge.0, spec.ridge.1),
+            Decay::Gate => random.uniforms(decays, spec.gate.0, spec.gate.1),
+        };
+        let mut state = State::fresh(&rule, &sizes);
+        let mut grad_state = state.clone();
+        for state in [&mut state, &mut grad_state] {
+            state.memory = random.normals(state.memory.len(), 0.5);
+            state.tail_v = random.normals(state.tail_v.len(), 1.0);
+            let norm = spec.key_norm / (dim_k as f64).sqrt();
+            state.tail_x = random.normals(state.tail_x.len(), norm);
+            state.last_key = random.normals(state.last_key.len(), norm);
+            if rule.normaliser.is_some() {
+                // A total weight near zero would make the division ill-conditioned, and the comparison with it.
+                state.memory.iter_mut().skip(dim_v).step_by(dim_v + 1).for_each(|z| *z = z.abs() + 0.5);
+                state.tail_x.iter_mut().chain(&mut state.last_key).for_each(|x| *x = x.abs());
+            }
+        }
+        if spec.continued {
+            state.started = vec![true; sizes.sequences];
+            state.tail_len = (0..sizes.sequences).map(|_| random.below(rule.window)).collect();
+        }
+        clear_unused(&rule, &mut state);
+        let grad_out = random.normals(tokens * heads * dim_v, 1.0);
+        let mut case = Self { rule, sizes, q, k, v, gain, decay, offsets, state, grad_out, grad_state };
+        // An upstream gradient only reaches what the outgoing state really holds.
+        let mut last = case.state.clone();
+        let mut out = vec![0.0; tokens * heads * dim_v];
+        forward(&rule, Form::Recurrent, &case.inputs(), &mut last, &mut out).expect("a valid case");
+        case.grad_state.tail_len = last.tail_len;
+        case.grad_state.started = last.started;
+        clear_unused(&rule, &mut case.grad_state);
+        case
+    }
+
+    /// The same case in `f32`, without rounding.
+    pub fn to_f32(&self) -> Case<f32> {
+        let narrow = |values: &[f64]| -> Vec<f32> { values.iter().map(|x| *x as f32).collect() };
+        let state = |from: &State<f64>| {
+            let mut to = State::fresh(&self.rule, &self.sizes);
+            to.memory = narrow(&from.memory);
+            to.last_key = narrow(&from.last_key);
+            to.tail_x = narrow(&from.tail_x);
+            to.tail_v = narrow(&from.tail_v);
+            to.tail_len.clone_from(&from.tail_len);
+            to.started.clone_from(&from.started);
+            to
+        };
+        Case {
+            rule: self.rule,
+            sizes: self.sizes,
+            q: narrow(&self.q),
+            k: narrow(&self.k),
+            v: narrow(&self.v),
+            gain: narrow(&self.gain),
+            decay: narrow(&self.decay),
+            offsets: self.offsets.clone(),
+            state: state(&self.state),
+            grad_out: narrow(&self.grad_out),
+            grad_state: state(&self.grad_state),
+        }
+    }
+}
+
+impl<F: Real> Case<F> {
+    /// The inputs as the kernels take them.
+    pub fn inputs(&self) -> Inputs<'_, F> {
+        let Sizes { tokens, heads, key_heads, dim_k, dim_v, .. } = self.sizes;
+        let view = |data, shape| View::new(data, shape).expect("a tensor of the case");
+        let gain_width = self.sizes.gain_width(&self.rule);
+        let decay_width = self.sizes.decay_width(&self.rule);
+        Inputs {
+            q: view(&self.q, [tokens, key_heads, dim_k]),
+            k: view(&self.k, [tokens, key_heads, dim_k]),
+            v: view(&self.v, [tokens, heads, dim_v]),
+            gain: (self.rule.gain != Gain::Unit).then(|| view(&self.gain, [tokens, heads, gain_width])),
+            decay: (self.rule.decay != Decay::None).then(|| view(&self.decay, [tokens, heads, decay_width])),
+            offsets: &self.offsets,
+        }
+    }
+
+    /// The incoming state, array by array.
+    pub fn state_named(&self) -> Named {
+        named_state(&self.state)
+    }
+
+    /// Outputs and outgoing state.
+    pub fn forward(&self, form: Form) -> Outcome<F> {
+        let mut state = self.state.clone();
+        let mut out = vec![F::nan(); self.sizes.tokens * self.sizes.heads * self.sizes.dim_v];
+        forward(&self.rule, form, &self.inputs(), &mut state, &mut out).expect("a valid case");
+        Outcome { out, state, grads: Vec::new() }
+    }
+
+    /// Outputs, outgoing state and gradients.
+    pub fn run(&self, form: Form) -> Outcome<F> {
+        let grads =
+            backward(&self.rule, form, &self.inputs(), &self.state, &self.grad_out, Some(&self.grad_state))
+                .expect("a valid case");
+        let mut named = vec![
+            ("grad q", wide(&grads.q)),
+            ("grad k", wide(&grads.k)),
+            ("grad v", wide(&grads.v)),
+            ("grad gain", wide(&grads.gain)),
+            ("grad decay", wide(&grads.decay)),
+        ];
+        let names = ["grad memory", "grad last_key", "grad tail_x", "grad tail_v"];
+        named.extend(names.into_iter().zip(named_state(&grads.state).into_iter().map(|(_, values)| values)));
+        Outcome { grads: named, ..self.forward(form) }
+    }
+
+    /// Outputs and outgoing state by the decoder, a token at a time. All sequences must have one length.
+    pub fn decode(&self) -> Outcome<F> {
+        let mut decoder = Decoder::new(&self.rule).expect("a valid rule");
+        let mut outcome = Outcome { out: vec![F::nan(); self.grad_out.len()], ..self.forward(Form::Recurrent) };
+        outcome.state = self.state.clone();
+        for time in 0..self.offsets.get(1).copied().unwrap_or(0) {
+            let tokens: Vec<usize> =
+                self.offsets[..self.sizes.sequences].iter().map(|start| start + time).collect();
+            let step = self.take(&tokens, (0..=tokens.len()).collect());
+            let mut out = vec![F::nan(); tokens.len() * self.sizes.heads * self.sizes.dim_v];
+            decoder.step(&step.inputs(), &mut outcome.state, &mut out).expect("a valid case");
+            let width = self.sizes.heads * self.sizes.dim_v;
+            for (out, token) in out.chunks_exact(width).zip(tokens) {
+                outcome.out[token * width..][..width].copy_from_slice(out);
+            }
+        }
+        outcome
+    }
+
+    /// Some of the tokens, cut at `offsets`. The states are those of the whole and fit only if the sequences do.
+    pub fn take(&self, tokens: &[usize], offsets: Vec<usize>) -> Self {
+        let rows = |data: &[F]| {
+            let width = if self.sizes.tokens == 0 { 0 } else { data.len() / self.sizes.tokens };
+            tokens.iter().flat_map(|t| &data[t * width..(t + 1) * width]).copied().collect()
+        };
+        Self {
+            sizes: Sizes { tokens: tokens.len(), sequences: offsets.len() - 1, ..self.sizes },
+            q: rows(&self.q),
+            k: rows(&self.k),
+            v: rows(&self.v),
+            gain: rows(&self.gain),
+            decay: rows(&self.decay),
+            grad_out: rows(&self.grad_out),
+            offsets,
+            state: self.state.clone(),
+            grad_state: self.grad_state.clone(),
+            rule: self.rule,
+        }
+    }
+}
+
+/// Zeroes the parts of a state that it does not hold: slots beyond the tail, the key of a fresh sequence.
+fn clear_unused(rule: &Rule, state: &mut State<f64>) {
+    let sequences = state.started.len().max(1);
+    let (slots, key) = (rule.tail_capacity().max(1), state.last_key.len() / sequences);
+    let (x, v) = (state.tail_x.len() / sequences / slots, state.tail_v.len() / sequences / slots);
+    for sequence in 0..state.started.len() {
+        if !state.started[sequence] {
+            state.last_key[sequence * key..(sequence + 1) * key].fill(0.0);
+        }
+        for slot in state.tail_len[sequence]..rule.tail_capacity() {
+            let index = sequence * rule.tail_capacity() + slot;
+            state.tail_x[index * x..(index + 1) * x].fill(0.0);
+            state.tail_v[index * v..(index + 1) * v].fill(0.0);
+        }
+    }
+}
+
+fn named_state<F: Real>(state: &State<F>) -> Named {
+    // Beyond its length a tail holds whatever was there before.
+    vec![
+        ("memory", wide(&state.memory)),
+        ("last_key", wide(&state.last_key)),
+        ("tail_x", wide(&state.tail_x)),
+        ("tail_v", wide(&state.tail_v)),
+    ]
+}
+
+fn wide<F: Real>(values: &[F]) -> Vec<f64> {
+    values.iter().map(|x| x.wide()).collect()
+}
