@@ -55,7 +55,7 @@ impl Spec {
     }
 }
 
-/// See the [module](self). All numbers are exact in `f32`.
+/// A rule with random inputs, state and upstream gradients. All numbers are exact in `f32`.
 #[derive(Clone, Debug)]
 pub struct Case<F> {
     /// The rule.
@@ -271,7 +271,7 @@ impl<F: Real> Case<F> {
     /// Some of the tokens, cut at `offsets`. The states are those of the whole and fit only if the sequences do.
     pub fn take(&self, tokens: &[usize], offsets: Vec<usize>) -> Self {
         let rows = |data: &[F]| {
-            let width = if self.sizes.tokens == 0 { 0 } else { data.len() / self.sizes.tokens };
+            let width = data.len().checked_div(self.sizes.tokens).unwrap_or(0);
             tokens.iter().flat_map(|t| &data[t * width..(t + 1) * width]).copied().collect()
         };
         Self {

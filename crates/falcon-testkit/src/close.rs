@@ -30,8 +30,7 @@ pub fn assert_close(label: &str, a: &Named, b: &Named, tolerance: f64) {
     let mut far = Vec::new();
     for ((name, a), (_, b)) in a.iter().zip(b) {
         let error = max_error(a, b);
-        // Negated, so that NaN is far.
-        if !(error <= tolerance) {
+        if error.is_nan() || error > tolerance {
             far.push(format!("{name}: {error:.2e}"));
         }
     }

@@ -1,6 +1,6 @@
-//! A small seeded generator (SplitMix64): the same numbers on every machine.
+//! SplitMix64.
 
-/// See the [module](self).
+/// A small seeded generator: the same numbers on every machine.
 pub struct Random(u64);
 
 impl Random {

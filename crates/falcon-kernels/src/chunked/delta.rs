@@ -127,7 +127,7 @@ pub(super) fn backward<F: Real>(
     }
     let closed = (0..rows).map(|r| dot(&final_x[row(r, columns)], &sweep.closed[row(r, columns)]));
     grad_decay.add(&chunk, steps, dot(memory, adjoint), closed);
-    grad_decay.to_gamma(&chunk, &mut grad.gamma);
+    grad_decay.into_gamma(&chunk, &mut grad.gamma);
 
     matmul(adjoint, decay.at(steps, 0), Mat::new(&segment.q, dim_k).t(), Mat::new(&reads, columns));
     matmul(adjoint, F::one(), x.t(), Mat::new(&reverse.first, columns));
@@ -224,7 +224,7 @@ impl<F: Real> Decays<F> {
 
 /// The forward sweep and its history. A row and a step of its window address one slot.
 struct Sweep<F> {
-    /// `p_r(i)`, `z_r(i)` and `ω_r(i + 1)`, each `[rows, window, columns]`.
+    /// `p_r(i)`, `z_r(i)` and `ω_r(i + 1)`, each `[rows, depth, columns]`.
     p: Vec<F>,
     z: Vec<F>,
     omega: Vec<F>,
@@ -236,7 +236,7 @@ impl<F: Real> Sweep<F> {
     fn forward(chunk: &Chunk<'_, F>) -> Self {
         let Chunk { segment, ref decay, .. } = *chunk;
         let (columns, steps, tail) = (segment.columns, segment.steps, segment.tail);
-        let size = segment.rows() * segment.window * columns;
+        let size = segment.rows() * chunk.depth() * columns;
         let mut sweep = Self {
             p: vec![F::zero(); size],
             z: vec![F::zero(); size],
@@ -244,10 +244,8 @@ impl<F: Real> Sweep<F> {
             closed: vec![F::zero(); segment.rows() * columns],
         };
         let mut next = vec![F::zero(); columns];
-        for r in 0..tail.min(segment.rows()) {
-            if steps > 0 && segment.window(0).contains(&r) {
-                sweep.p[chunk.slot(r, 0)].copy_from_slice(&chunk.prior_x[row(r, columns)]);
-            }
+        for r in segment.window(0).start..tail {
+            sweep.p[chunk.slot(r, 0)].copy_from_slice(&chunk.prior_x[row(r, columns)]);
         }
         for step in 0..steps {
             let window = segment.window(step);
@@ -324,9 +322,14 @@ impl<F: Real> Chunk<'_, F> {
     /// Where the history keeps row `r` at `step`, one of the steps that write it.
     fn slot(&self, r: usize, step: usize) -> std::ops::Range<usize> {
         let Segment { tail, window, columns, .. } = *self.segment;
-        let age = tail + step - r;
-        debug_assert!(age < window, "row {r} is not written at step {step}");
-        row(r * window + age, columns)
+        debug_assert!(tail + step - r < window, "row {r} is not written at step {step}");
+        // Counted from the first step of this chunk that writes the row.
+        row(r * self.depth() + step - r.saturating_sub(tail), columns)
+    }
+
+    /// Steps of this chunk that write one row, at most.
+    fn depth(&self) -> usize {
+        self.segment.window.min(self.segment.steps)
     }
 }
 
@@ -527,7 +530,7 @@ impl<F: Real> DecayGrad<F> {
     }
 
     /// `D[t+1][s] = γ_t D[t][s]` backwards.
-    fn to_gamma(mut self, chunk: &Chunk<'_, F>, grad_gamma: &mut [F]) {
+    fn into_gamma(mut self, chunk: &Chunk<'_, F>, grad_gamma: &mut [F]) {
         let Chunk { segment, ref decay, .. } = *chunk;
         let rows = segment.rows();
         for step in (0..segment.steps).rev() {
