@@ -37,7 +37,8 @@ impl Form {
             Form::Chunked { .. } => Ok(()),
             Form::Masked => {
                 let longest = inputs.offsets.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
-                let side = longest.saturating_mul(rule.window.min(longest));
+                // A step writes at most a window, which reaches back into the tail.
+                let side = longest.saturating_mul(rule.window.min(longest.saturating_add(rule.tail_capacity())));
                 if side.saturating_mul(side) <= Self::MASKED_LIMIT {
                     Ok(())
                 } else {

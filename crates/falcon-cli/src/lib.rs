@@ -1,0 +1,5 @@
+//! The `falcon` program as a library: parse, validate, run. The arithmetic is in `falcon_kernels`.
+
+pub mod args;
+pub mod progress;
+pub mod scan;

@@ -1,0 +1,68 @@
+//! The `falcon` program.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use falcon_cli::args::{Cli, Command, ScanArgs};
+use falcon_cli::progress::with_spinner;
+use falcon_cli::scan::{self, Options, Report, ScanError};
+
+/// Bad input or an output that cannot be written; clap uses the same for bad arguments.
+const FAILURE: u8 = 2;
+
+fn main() -> ExitCode {
+    let Cli { command: Command::Scan(args) } = Cli::parse();
+    match scan(&args) {
+        Ok(report) => print(&args, &report),
+        Err(error) => {
+            let input = if error.names_a_path() { String::new() } else { format!("{}: ", args.input.display()) };
+            // Nothing is left to do if stderr is gone.
+            let _ = writeln!(io::stderr(), "error: {input}{error}");
+            ExitCode::from(FAILURE)
+        }
+    }
+}
+
+fn scan(args: &ScanArgs) -> Result<Report, ScanError> {
+    let options = Options::from(args);
+    let message = format!("scanning {}", args.input.display());
+    with_spinner(&message, || scan::run_file(&args.input, &args.output, &options))
+}
+
+fn print(args: &ScanArgs, report: &Report) -> ExitCode {
+    let line = if args.json { serde_json::to_string(report).map_err(io::Error::from) } else { Ok(human(report)) };
+    match line.and_then(|line| writeln!(io::stdout(), "{line}")) {
+        Ok(()) => ExitCode::SUCCESS,
+        // The reader has seen enough; the file is written.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "error: the output is written, but stdout is not: {error}");
+            ExitCode::from(FAILURE)
+        }
+    }
+}
+
+fn human(report: &Report) -> String {
+    let summary = &report.summary;
+    let form = match summary.chunk {
+        Some(chunk) => format!("{} {chunk}", summary.form),
+        None => summary.form.into(),
+    };
+    let sequences = match summary.sequences {
+        1 => String::new(),
+        n => format!(" in {n} sequences"),
+    };
+    format!(
+        "{}: T={}{sequences} H={} dx={} dv={}, {form}, {}{}, {:.3} s -> {}",
+        summary.variant,
+        summary.tokens,
+        summary.heads,
+        summary.dim_k,
+        summary.dim_v,
+        summary.dtype,
+        if summary.grad { " with gradients" } else { "" },
+        report.seconds,
+        report.output.display(),
+    )
+}

@@ -1,0 +1,170 @@
+//! The input file: a safetensors container with a `meta` JSON string, read without trusting it.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
+use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+
+use super::error::ScanError;
+use super::meta::Meta;
+use super::number::{Number, half_to_f32};
+
+/// One parsed file: its `meta` and its tensors, whose bytes stay where they are.
+pub struct Case<'a> {
+    pub(super) meta: Meta,
+    pub(super) tensors: BTreeMap<String, Raw<'a>>,
+}
+
+/// A tensor as the file has it.
+pub(super) struct Raw<'a> {
+    dtype: Dtype,
+    pub shape: Vec<usize>,
+    bytes: &'a [u8],
+}
+
+const FLOATS: &str = "F64, F32, F16 or BF16";
+const INTEGERS: &str = "I64, I32 or U32";
+
+impl<'a> Case<'a> {
+    /// Reads the header and checks that it describes exactly the bytes there are.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, ScanError> {
+        let (header, metadata) = SafeTensors::read_metadata(bytes)?;
+        let start = size_of::<u64>() + header;
+        refuse_duplicates(&bytes[size_of::<u64>()..start])?;
+        let meta =
+            metadata.metadata().as_ref().and_then(|entries| entries.get("meta")).ok_or(ScanError::NoMeta)?;
+        let mut tensors = BTreeMap::new();
+        for (name, info) in metadata.tensors() {
+            let (from, to) = info.data_offsets;
+            let bytes =
+                bytes[start..].get(from..to).ok_or_else(|| SafeTensorError::InvalidOffset(name.clone()))?;
+            tensors.insert(name, Raw { dtype: info.dtype, shape: info.shape.clone(), bytes });
+        }
+        Ok(Self { meta: Meta::parse(meta)?, tensors })
+    }
+
+    pub(super) fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.tensors.get(name).map(|raw| &raw.shape[..])
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// The numbers of a tensor in the arithmetic of the scan, all of them finite; `None` if the file has no such tensor.
+    pub(super) fn read<F: Number>(&self, name: &str) -> Result<Option<Vec<F>>, ScanError> {
+        let Some(raw) = self.tensors.get(name) else { return Ok(None) };
+        let values: Vec<F> = match raw.dtype {
+            Dtype::F64 => convert(raw.bytes, |b| F::of(f64::from_le_bytes(b))),
+            Dtype::F32 => convert(raw.bytes, |b| F::of(f32::from_le_bytes(b).into())),
+            Dtype::F16 => convert(raw.bytes, |b| F::of(half_to_f32(u16::from_le_bytes(b)).into())),
+            Dtype::BF16 => convert(raw.bytes, |b: [u8; 2]| F::of(f32::from_le_bytes([0, 0, b[0], b[1]]).into())),
+            dtype => {
+                return Err(ScanError::Dtype { tensor: name.into(), dtype: dtype.to_string(), allowed: FLOATS });
+            }
+        };
+        let Some(at) = values.iter().position(|x| !x.is_finite()) else { return Ok(Some(values)) };
+        let (tensor, index) = (name.to_string(), index_of(at, &raw.shape));
+        // Finite in the file, but not in f32.
+        if let Some(value) = raw.wide_f64(at).filter(|x| x.is_finite()) {
+            return Err(ScanError::TooLarge { tensor, index, value });
+        }
+        Err(ScanError::NotFinite { tensor, index, value: values[at].wide() })
+    }
+
+    /// The numbers of an integer tensor; `None` if the file has no such tensor.
+    pub(super) fn integers(&self, name: &str) -> Result<Option<Vec<i64>>, ScanError> {
+        let Some(raw) = self.tensors.get(name) else { return Ok(None) };
+        Ok(Some(match raw.dtype {
+            Dtype::I64 => convert(raw.bytes, i64::from_le_bytes),
+            Dtype::I32 => convert(raw.bytes, |b| i32::from_le_bytes(b).into()),
+            Dtype::U32 => convert(raw.bytes, |b| u32::from_le_bytes(b).into()),
+            dtype => {
+                return Err(ScanError::Dtype { tensor: name.into(), dtype: dtype.to_string(), allowed: INTEGERS });
+            }
+        }))
+    }
+}
+
+impl Raw<'_> {
+    fn wide_f64(&self, at: usize) -> Option<f64> {
+        let bytes = self.bytes.as_chunks::<8>().0.get(at)?;
+        (self.dtype == Dtype::F64).then(|| f64::from_le_bytes(*bytes))
+    }
+}
+
+fn convert<const N: usize, T>(bytes: &[u8], from: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes.as_chunks::<N>().0.iter().map(|chunk| from(*chunk)).collect()
+}
+
+/// The index along each axis of element `at` of a row-major tensor.
+pub(super) fn index_of(at: usize, shape: &[usize]) -> Vec<usize> {
+    let mut rest = at;
+    let mut index: Vec<usize> = shape
+        .iter()
+        .rev()
+        .map(|&size| {
+            let here = rest % size.max(1);
+            rest /= size.max(1);
+            here
+        })
+        .collect();
+    index.reverse();
+    index
+}
+
+/// The container format has one entry a name, but a JSON object can repeat one, and parsers silently take the last.
+fn refuse_duplicates(header: &[u8]) -> Result<(), ScanError> {
+    let mut found = None;
+    let keys = Keys { duplicate: &mut found };
+    let parsed = serde_json::Deserializer::from_slice(header).deserialize_map(keys);
+    match (found, parsed) {
+        (Some(name), _) => Err(ScanError::Duplicate { name }),
+        (None, Err(error)) => Err(SafeTensorError::InvalidHeaderDeserialization(error).into()),
+        (None, Ok(())) => Ok(()),
+    }
+}
+
+struct Keys<'a> {
+    duplicate: &'a mut Option<String>,
+}
+
+impl<'de> Visitor<'de> for Keys<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let mut seen = HashSet::new();
+        while let Some((name, IgnoredAny)) = map.next_entry::<String, IgnoredAny>()? {
+            if seen.contains(&name) {
+                *self.duplicate = Some(name);
+                return Err(A::Error::custom("duplicate"));
+            }
+            seen.insert(name);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indices_are_row_major() {
+        assert_eq!(index_of(0, &[2, 3]), [0, 0]);
+        assert_eq!(index_of(5, &[2, 3]), [1, 2]);
+        assert_eq!(index_of(17, &[3, 1, 6]), [2, 0, 5]);
+    }
+
+    #[test]
+    fn duplicates_are_refused() {
+        assert!(refuse_duplicates(br#"{"a": {"x": 1}, "b": {"x": 1}}"#).is_ok());
+        let error = refuse_duplicates(br#"{"a": 1, "b": 2, "a": 1}"#).unwrap_err();
+        assert!(error.to_string().contains("\"a\" twice"), "{error}");
+    }
+}

@@ -1,0 +1,162 @@
+//! Results: named tensors, and a file that is either whole or not there.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use safetensors::{Dtype, SafeTensorError, View};
+use tempfile::NamedTempFile;
+
+use super::error::ScanError;
+use super::file::index_of;
+use super::number::Number;
+
+/// The numbers of a result.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Data {
+    /// Computed in `f32`.
+    F32(Vec<f32>),
+    /// Computed in `f64`.
+    F64(Vec<f64>),
+    /// Counts.
+    I64(Vec<i64>),
+}
+
+/// A result, row-major.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// Sizes of its axes.
+    pub shape: Vec<usize>,
+    /// Its numbers.
+    pub data: Data,
+}
+
+impl Tensor {
+    /// All numbers as `f64`.
+    pub fn to_f64(&self) -> Vec<f64> {
+        match &self.data {
+            Data::F32(values) => values.iter().map(|x| f64::from(*x)).collect(),
+            Data::F64(values) => values.clone(),
+            Data::I64(values) => values.iter().map(|x| *x as f64).collect(),
+        }
+    }
+}
+
+/// The results of a scan by name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tensors(BTreeMap<String, Tensor>);
+
+impl Tensors {
+    /// All results, in order of name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        self.0.iter().map(|(name, tensor)| (name.as_str(), tensor))
+    }
+
+    /// One result.
+    pub fn get(&self, name: &str) -> Option<&Tensor> {
+        self.0.get(name)
+    }
+
+    /// Adds a result, all of whose numbers must be finite.
+    pub(super) fn put<F: Number>(
+        &mut self,
+        name: String,
+        shape: Vec<usize>,
+        values: Vec<F>,
+    ) -> Result<(), ScanError> {
+        debug_assert_eq!(values.len(), shape.iter().product::<usize>(), "{name}");
+        if let Some(at) = values.iter().position(|x| !x.is_finite()) {
+            let (index, value) = (index_of(at, &shape), values[at].wide());
+            return Err(ScanError::Overflow { tensor: name, index, value, dtype: F::NAME, advice: F::ADVICE });
+        }
+        self.0.insert(name, Tensor { shape, data: F::data(values) });
+        Ok(())
+    }
+
+    pub(super) fn put_counts(&mut self, name: &str, values: Vec<i64>) {
+        self.0.insert(name.into(), Tensor { shape: vec![values.len()], data: Data::I64(values) });
+    }
+
+    /// The bytes of a safetensors file with these tensors and the `meta` string.
+    pub fn to_bytes(&self, meta: &str) -> Result<Vec<u8>, SafeTensorError> {
+        let info = HashMap::from([("meta".to_string(), meta.to_string())]);
+        safetensors::serialize(&self.0, Some(info.into_iter().collect()))
+    }
+}
+
+impl View for &Tensor {
+    fn dtype(&self) -> Dtype {
+        match self.data {
+            Data::F32(_) => Dtype::F32,
+            Data::F64(_) => Dtype::F64,
+            Data::I64(_) => Dtype::I64,
+        }
+    }
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Owned(match &self.data {
+            Data::F32(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Data::F64(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Data::I64(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        })
+    }
+    fn data_len(&self) -> usize {
+        match &self.data {
+            Data::F32(values) => size_of_val(&values[..]),
+            Data::F64(values) => size_of_val(&values[..]),
+            Data::I64(values) => size_of_val(&values[..]),
+        }
+    }
+}
+
+/// Where results will go: checked before the work is done, written whole after it.
+pub(super) struct Destination {
+    path: PathBuf,
+    directory: PathBuf,
+}
+
+impl Destination {
+    /// Refuses paths that cannot be written.
+    pub fn new(path: &Path) -> Result<Self, ScanError> {
+        // Replacing a device such as /dev/null by a file would surprise; so would replacing a directory.
+        if path.metadata().is_ok_and(|found| !found.is_file()) {
+            return Err(ScanError::OutputNotFile { path: path.into() });
+        }
+        let directory = match path.parent() {
+            Some(parent) if parent.as_os_str().is_empty() => Path::new(".").to_path_buf(),
+            Some(parent) => parent.to_path_buf(),
+            None => return Err(ScanError::OutputNotFile { path: path.into() }),
+        };
+        if !directory.is_dir() {
+            return Err(ScanError::OutputDirectory { path: directory });
+        }
+        let destination = Self { path: path.into(), directory };
+        // Found out now rather than after an hour of work. The file vanishes again at once.
+        destination.temporary()?;
+        Ok(destination)
+    }
+
+    /// Writes a temporary file beside the output, makes sure it is on disk, and renames it.
+    pub fn write(&self, bytes: &[u8]) -> Result<(), ScanError> {
+        let mut file = self.temporary()?;
+        file.write_all(bytes).and_then(|()| file.as_file().sync_all()).map_err(|source| self.failed(source))?;
+        file.persist(&self.path).map_err(|error| self.failed(error.error))?;
+        Ok(())
+    }
+
+    fn temporary(&self) -> Result<NamedTempFile, ScanError> {
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".falcon-").suffix(".tmp");
+        // As any new file, subject to the umask; temporary files are private otherwise.
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        builder.tempfile_in(&self.directory).map_err(|source| self.failed(source))
+    }
+
+    fn failed(&self, source: std::io::Error) -> ScanError {
+        ScanError::Write { path: self.path.clone(), source }
+    }
+}

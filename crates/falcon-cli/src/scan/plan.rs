@@ -1,0 +1,395 @@
+//! What a file asks for, checked: which rule, which sizes, and that `meta` and the shapes of all tensors agree.
+
+use falcon_kernels::rule::{Align, Columns, Decay, Gain};
+use falcon_kernels::{Form, Rule, Sizes};
+use serde_json::Value;
+
+use super::Options;
+use super::error::ScanError;
+use super::file::Case;
+use super::meta::wrong;
+use super::variant::{Model, Variant};
+
+/// A checked request. Values of tensors are checked when they are read.
+pub(super) struct Plan {
+    pub variant: Variant,
+    pub model: Model,
+    /// For a state-space model, `dim_k` is the number of channels and `dim_v` the width of an output.
+    pub sizes: Sizes,
+    /// Width of an input of a state-space model, otherwise 0.
+    pub dim_in: usize,
+    pub offsets: Vec<usize>,
+    /// Whether the file has `in.cu_seqlens`, and states a leading sequence axis.
+    pub packed: bool,
+    /// Length of the tail axis, 0 without a tail.
+    pub tail: usize,
+    /// How much of it each sequence uses.
+    pub tail_lens: Vec<usize>,
+    /// Whether the sequences go on from `in.k_last`.
+    pub continued: bool,
+}
+
+/// A tensor the variant reads.
+struct Slot {
+    name: &'static str,
+    shape: Vec<usize>,
+    axes: &'static str,
+    required: bool,
+}
+
+impl Plan {
+    pub fn new(case: &Case<'_>, options: &Options) -> Result<Self, ScanError> {
+        let variant = Variant::find(case)?;
+        let model = variant.model(case)?;
+        let mut plan = match model {
+            Model::Ssm { .. } => Self::of_ssm(case, variant, model)?,
+            _ => Self::of_keys(case, variant, model)?,
+        };
+        plan.read_offsets(case)?;
+        plan.read_tail(case)?;
+        plan.set_window(case)?;
+        plan.check_flags(case)?;
+        plan.check_slots(case, options.grad)?;
+        plan.check_memory(options)?;
+        Ok(plan)
+    }
+
+    /// Sizes from `in.q` and `in.v`.
+    fn of_keys(case: &Case<'_>, variant: Variant, model: Model) -> Result<Self, ScanError> {
+        let [tokens, key_heads, dim_k] = shape(case, variant, "in.q", "time, query heads, dx")?;
+        let [_, heads, dim_v] = shape(case, variant, "in.v", "time, heads, dv")?;
+        if heads % key_heads != 0 {
+            return Err(ScanError::Groups { heads, key_heads });
+        }
+        let meta = &case.meta;
+        meta.agree("T", tokens, "the time axis of in.q has size")?;
+        meta.agree("H", heads, "the head axis of in.v has size")?;
+        meta.agree("dx", dim_k, "the last axis of in.q has size")?;
+        meta.agree("dv", dim_v, "the last axis of in.v has size")?;
+        let sizes = Sizes { tokens, sequences: 1, heads, key_heads, dim_k, dim_v };
+        Ok(Self::with(case, variant, model, sizes, 0))
+    }
+
+    /// Sizes from `in.Bm` and `in.Cm`.
+    fn of_ssm(case: &Case<'_>, variant: Variant, model: Model) -> Result<Self, ScanError> {
+        let [tokens, heads, channels, dim_in] = shape(case, variant, "in.Bm", "time, heads, n, din")?;
+        let [.., dim_out] = shape::<4>(case, variant, "in.Cm", "time, heads, n, dout")?;
+        let meta = &case.meta;
+        meta.agree("T", tokens, "the time axis of in.Bm has size")?;
+        meta.agree("H", heads, "the head axis of in.Bm has size")?;
+        meta.agree("n", channels, "the channel axis of in.Bm has size")?;
+        meta.agree("din", dim_in, "the last axis of in.Bm has size")?;
+        meta.agree("dout", dim_out, "the last axis of in.Cm has size")?;
+        let sizes = Sizes { tokens, sequences: 1, heads, key_heads: heads, dim_k: channels, dim_v: dim_out };
+        Ok(Self::with(case, variant, model, sizes, dim_in))
+    }
+
+    fn with(case: &Case<'_>, variant: Variant, model: Model, sizes: Sizes, dim_in: usize) -> Self {
+        let (offsets, packed) = (vec![0, sizes.tokens], case.has("in.cu_seqlens"));
+        let continued = case.has("in.k_last");
+        Self { variant, model, sizes, dim_in, offsets, packed, tail: 0, tail_lens: vec![0], continued }
+    }
+
+    fn read_offsets(&mut self, case: &Case<'_>) -> Result<(), ScanError> {
+        let Some(offsets) = case.integers("in.cu_seqlens")? else { return Ok(()) };
+        let got = case.shape("in.cu_seqlens").unwrap_or_default();
+        if got.len() != 1 || offsets.is_empty() {
+            return Err(ScanError::Shape {
+                tensor: "in.cu_seqlens".into(),
+                got: got.to_vec(),
+                expected: "[N + 1]".into(),
+                axes: "where each of N sequences starts, and the end of the last",
+            });
+        }
+        let (tokens, last) = (self.sizes.tokens, offsets.len() - 1);
+        self.offsets.clear();
+        for (position, &got) in offsets.iter().enumerate() {
+            let before = self.offsets.last().copied().unwrap_or(0);
+            let offset = usize::try_from(got).ok().filter(|&offset| {
+                (before..=tokens).contains(&offset)
+                    && (position > 0 || offset == 0)
+                    && (position < last || offset == tokens)
+            });
+            self.offsets.push(offset.ok_or(ScanError::Offsets { position, got, tokens })?);
+        }
+        self.sizes.sequences = last;
+        Ok(())
+    }
+
+    fn lengths(&self) -> impl Iterator<Item = usize> + '_ {
+        self.offsets.windows(2).map(|w| w[1] - w[0])
+    }
+
+    fn longest(&self) -> usize {
+        self.lengths().max().unwrap_or(0)
+    }
+
+    fn read_tail(&mut self, case: &Case<'_>) -> Result<(), ScanError> {
+        let axis = usize::from(self.packed);
+        self.tail = case.shape("in.tail_x").and_then(|shape| shape.get(axis)).copied().unwrap_or(0);
+        self.tail_lens = match case.integers("in.tail_len")? {
+            Some(lens) if self.packed => {
+                let allowed = |len: &i64| usize::try_from(*len).ok().filter(|len| *len <= self.tail);
+                if let Some(at) = lens.iter().position(|len| allowed(len).is_none()) {
+                    return Err(ScanError::Range {
+                        tensor: "in.tail_len".into(),
+                        index: vec![at],
+                        value: lens[at] as f64,
+                        meaning: "the length of a tail".into(),
+                        allowed: format!("in [0, {}], the tail axis of in.tail_x", self.tail),
+                    });
+                }
+                lens.iter().filter_map(allowed).collect()
+            }
+            _ => vec![self.tail; self.sizes.sequences],
+        };
+        for (one, other) in [("in.tail_x", "in.tail_v"), ("in.tail_v", "in.tail_x")] {
+            if case.has(one) && !case.has(other) {
+                return Err(ScanError::Missing { tensor: other.into(), why: format!("{one} needs it") });
+            }
+        }
+        case.meta.agree("n_tail", self.tail, "the tail axis of in.tail_x has size")
+    }
+
+    /// Sets the window to `B`, or to as many pairs as there will ever be if that is less: `B` is the one size that no
+    /// tensor bounds.
+    fn set_window(&mut self, case: &Case<'_>) -> Result<(), ScanError> {
+        let (variant, tail, longest) = (self.variant.name, self.tail, self.longest());
+        let said = case.meta.count("B")?;
+        let bad = |value: u64, expected: String| wrong("B", &Value::from(value), expected);
+        if said == Some(0) {
+            return Err(bad(0, "a window of at least 1 pair".into()));
+        }
+        if !self.variant.slides() {
+            return match said {
+                None | Some(1) => Ok(()),
+                Some(said) => {
+                    Err(bad(said, format!("1: {variant} writes one pair a step, falcon3 and falcon3a more")))
+                }
+            };
+        }
+        let window = said.ok_or_else(|| ScanError::MetaMissing {
+            key: "B",
+            needed_by: variant.into(),
+            expected: "the window, a whole number, at least 1".into(),
+        })?;
+        if tail as u64 >= window {
+            let fact = format!("in.tail_x has {tail} pairs, and a window of {window} sees at most {}", window - 1);
+            return Err(ScanError::MetaConflict { key: "B", value: window.to_string(), fact });
+        }
+        let pairs = tail.saturating_add(longest).saturating_add(1);
+        if let Model::Rule(rule) = &mut self.model {
+            rule.window = usize::try_from(window).unwrap_or(usize::MAX).min(pairs);
+        }
+        Ok(())
+    }
+
+    fn check_flags(&self, case: &Case<'_>) -> Result<(), ScanError> {
+        if !self.variant.falcon {
+            return Ok(());
+        }
+        let Model::Rule(Rule { align, .. }) = self.model else { return Ok(()) };
+        if align == Align::Same {
+            return case.meta.agree_flag("sentinel", false, "align \"same\" has no boundary step");
+        }
+        let there = if self.continued { "in.k_last is there" } else { "there is no in.k_last" };
+        case.meta.agree_flag("continued", self.continued, there)?;
+        case.meta.agree_flag("sentinel", !self.continued, there)?;
+        if self.tail > 0 && !self.continued {
+            let why = "in.tail_x continues a segment, and align \"next\" needs its last key".into();
+            return Err(ScanError::Missing { tensor: "in.k_last".into(), why });
+        }
+        // A packed out.k_last has a row for every sequence.
+        let (empty, tokens) = (self.lengths().position(|length| length == 0), self.sizes.tokens);
+        match empty {
+            Some(sequence) if !self.continued && tokens > 0 => Err(ScanError::EmptySequence { sequence }),
+            _ => Ok(()),
+        }
+    }
+
+    /// A shape of a state: packed files have one for every sequence.
+    pub fn state_shape(&self, shape: &[usize]) -> Vec<usize> {
+        let lead = self.packed.then_some(self.sizes.sequences);
+        lead.into_iter().chain(shape.iter().copied()).collect()
+    }
+
+    /// Whether `gain` and `decay` are read, and the shape of each.
+    pub fn gain_shape(&self, rule: &Rule) -> Vec<usize> {
+        let Sizes { tokens, heads, dim_v, .. } = self.sizes;
+        match rule.columns {
+            Columns::Shared => vec![tokens, heads],
+            Columns::Each => vec![tokens, heads, dim_v],
+        }
+    }
+
+    /// RetNet has one decay a head, the others one a token and head.
+    pub fn decay_is_per_head(&self) -> bool {
+        self.variant.decay == "in.decay"
+    }
+
+    fn slots(&self) -> Vec<Slot> {
+        let Sizes { tokens, heads, key_heads, dim_k, dim_v, sequences } = self.sizes;
+        let slot = |name, shape: &[usize], axes, required| Slot { name, shape: shape.to_vec(), axes, required };
+        let state = |name, shape: &[usize], axes| slot(name, &self.state_shape(shape), axes, false);
+        let mut slots = Vec::new();
+        if self.packed {
+            slots.push(slot("in.cu_seqlens", &[sequences + 1], "offsets", true));
+        }
+        if let Model::Ssm { .. } = self.model {
+            slots.extend([
+                slot("in.x", &[tokens, heads, self.dim_in], "time, heads, din", true),
+                slot("in.A", &[heads, dim_k], "heads, n", true),
+                slot("in.Bm", &[tokens, heads, dim_k, self.dim_in], "time, heads, n, din", true),
+                slot("in.Cm", &[tokens, heads, dim_k, dim_v], "time, heads, n, dout", true),
+                slot("in.dt", &[tokens, heads], "time, heads", true),
+                state("in.h0", &[heads, dim_k], "heads, n"),
+                slot("up.o", &[tokens, heads, dim_v], "time, heads, dout", true),
+                state("up.h", &[heads, dim_k], "heads, n"),
+            ]);
+            return slots;
+        }
+        slots.extend([
+            slot("in.q", &[tokens, key_heads, dim_k], "time, query heads, dx", true),
+            slot("in.k", &[tokens, key_heads, dim_k], "time, query heads, dx, as in.q", true),
+            slot("in.v", &[tokens, heads, dim_v], "time of in.q, heads, dv", true),
+            state("in.S0", &[heads, dim_k, dim_v], "heads of in.v, dx, dv; packed: sequences first"),
+            slot("up.o", &[tokens, heads, dim_v], "time, heads, dv", true),
+            state("up.S", &[heads, dim_k, dim_v], "heads of in.v, dx, dv; packed: sequences first"),
+        ]);
+        let Model::Rule(rule) = self.model else {
+            slots.push(slot("in.lam", &[heads], "heads", true));
+            slots.push(state("up.P", &[heads, dim_k, dim_k], "heads, dx, dx; packed: sequences first"));
+            return slots;
+        };
+        if rule.gain != Gain::Unit {
+            slots.push(slot(
+                self.variant.gain,
+                &self.gain_shape(&rule),
+                "time, heads, and dv if per-column",
+                true,
+            ));
+        }
+        if self.decay_is_per_head() {
+            slots.push(slot(self.variant.decay, &[heads], "heads", true));
+        } else if rule.decay != Decay::None {
+            slots.push(slot(self.variant.decay, &[tokens, heads], "time, heads", true));
+        }
+        if rule.normaliser.is_some() {
+            slots.push(state("in.z0", &[heads, dim_k], "heads, dx; packed: sequences first"));
+            slots.push(state("up.z", &[heads, dim_k], "heads, dx; packed: sequences first"));
+        }
+        if self.variant.falcon {
+            if rule.align == Align::Next {
+                slots.push(state("in.k_last", &[key_heads, dim_k], "query heads, dx; packed: sequences first"));
+            }
+            let axes = "pairs, heads, width; packed: sequences first";
+            slots.push(state("in.tail_x", &[self.tail, key_heads, dim_k], axes));
+            slots.push(state("in.tail_v", &[self.tail, heads, dim_v], axes));
+            if self.packed {
+                slots.push(slot("in.tail_len", &[sequences], "sequences", false));
+            }
+        }
+        slots
+    }
+
+    /// Every tensor of the file that starts with `in.` or `up.` must be one that is used, in its shape. Results of an
+    /// earlier run may lie beside them.
+    fn check_slots(&self, case: &Case<'_>, grad: bool) -> Result<(), ScanError> {
+        let slots = self.slots();
+        for (name, raw) in &case.tensors {
+            let upstream = name.starts_with("up.");
+            if !upstream && !name.starts_with("in.") {
+                continue;
+            }
+            match slots.iter().find(|slot| slot.name == name) {
+                None => {
+                    return Err(ScanError::Unused { tensor: name.clone(), variant: self.variant.name });
+                }
+                Some(slot) if slot.shape != raw.shape && (grad || !upstream) => {
+                    return Err(ScanError::Shape {
+                        tensor: name.clone(),
+                        got: raw.shape.clone(),
+                        expected: format!("{:?}", slot.shape),
+                        axes: slot.axes,
+                    });
+                }
+                Some(_) => {}
+            }
+        }
+        for slot in slots.iter().filter(|slot| slot.required && !case.has(slot.name)) {
+            if slot.name == "up.o" {
+                if grad {
+                    let why = "--grad needs the gradient of out.o; it has the shape of out.o".into();
+                    return Err(ScanError::Missing { tensor: slot.name.into(), why });
+                }
+                continue;
+            }
+            return Err(missing(slot.name, self.variant, slot.axes));
+        }
+        Ok(())
+    }
+
+    /// Refuses sizes whose memories or working space would not fit. Widths multiply, so that a file of a megabyte can
+    /// ask for terabytes; an allocation that fails would end the process without a word.
+    fn check_memory(&self, options: &Options) -> Result<(), ScanError> {
+        let Sizes { tokens, sequences, heads, key_heads, dim_k, dim_v } = self.sizes;
+        // Rough numbers of elements, in floating point so that nothing overflows.
+        let f = |n: usize| n as f64;
+        let (dim_k, dim_v, time) = (f(dim_k), f(dim_v), f(self.longest()));
+        let (tail, capacity, work, memory) = match self.model {
+            Model::Ssm { .. } => (0.0, 0.0, time * dim_k, dim_k),
+            Model::Rls { .. } => {
+                let matrices = dim_k * (dim_k + dim_v);
+                (0.0, 0.0, 2.0 * time.sqrt() * matrices, matrices)
+            }
+            Model::Rule(rule) => {
+                let memory = dim_k * f(rule.state_columns(self.sizes.dim_v));
+                let (window, tail) = (f(rule.window), f(self.tail));
+                let (length, square) = match options.form {
+                    Form::Recurrent => (64.0, (64f64.min(time) + 1.0) * memory),
+                    Form::Masked => (time, 3.0 * (time * window.min(time + tail)).powi(2)),
+                    Form::Chunked { chunk } => {
+                        let rows = time.min(f(chunk)) + window;
+                        (f(chunk), 4.0 * rows * rows + 3.0 * rows * window * (dim_v + 1.0))
+                    }
+                };
+                let history = if options.grad { (time / length.max(1.0)).ceil() * memory } else { 0.0 };
+                (tail, window - 1.0, square + history + 2.0 * window * window, memory)
+            }
+        };
+        let states = f(sequences) * f(heads) * memory
+            + f(sequences) * (tail + capacity + 1.0) * (f(key_heads) * dim_k + f(heads) * dim_v);
+        let threads = options.threads.unwrap_or_else(rayon::current_num_threads).max(1);
+        let at_once = f(threads).min(f(sequences) * f(heads));
+        let needed = 8.0 * (4.0 * states + at_once * work + 2.0 * f(tokens) * f(heads) * dim_v);
+        if needed <= options.max_memory as f64 {
+            return Ok(());
+        }
+        Err(ScanError::Memory { needed, allowed: options.max_memory })
+    }
+}
+
+fn missing(tensor: &str, variant: Variant, axes: &str) -> ScanError {
+    ScanError::Missing { tensor: tensor.into(), why: format!("{} needs it, with axes {axes}", variant.name) }
+}
+
+/// The shape of a tensor that gives sizes: `N` axes, of which only the first (time) may be 0.
+fn shape<const N: usize>(
+    case: &Case<'_>,
+    variant: Variant,
+    name: &str,
+    axes: &'static str,
+) -> Result<[usize; N], ScanError> {
+    let got = case.shape(name).ok_or_else(|| missing(name, variant, axes))?;
+    let shape: [usize; N] = got.try_into().map_err(|_| ScanError::Shape {
+        tensor: name.into(),
+        got: got.to_vec(),
+        expected: format!("{N} axes"),
+        axes,
+    })?;
+    if shape[1..].contains(&0) {
+        let (tensor, shape) = (name.to_string(), shape.to_vec());
+        return Err(ScanError::Zero { tensor, shape, what: "every size but that of time" });
+    }
+    Ok(shape)
+}

@@ -1,0 +1,241 @@
+//! Runs the variants that are rules of the kernels.
+
+use falcon_kernels::rule::Gain;
+use falcon_kernels::{Error, Inputs, Rule, Sizes, State, View, backward, coefficients, forward};
+
+use super::Options;
+use super::error::ScanError;
+use super::file::Case;
+use super::number::Number;
+use super::output::Tensors;
+use super::plan::Plan;
+
+/// The tensors of a call, read.
+struct Tokens<F> {
+    q: Vec<F>,
+    k: Vec<F>,
+    v: Vec<F>,
+    gain: Option<Vec<F>>,
+    decay: Option<Vec<F>>,
+}
+
+/// Runs `rule`, and returns what it came to.
+pub(super) fn run<F: Number>(
+    case: &Case<'_>,
+    plan: &Plan,
+    rule: &Rule,
+    options: &Options,
+) -> Result<Tensors, ScanError> {
+    let tokens = Tokens::<F>::read(case, plan)?;
+    let inputs = tokens.inputs(plan, rule)?;
+    let sizes = inputs.check(rule).map_err(|error| translate(error, plan))?;
+    let before = read_state(case, plan, rule, &sizes)?;
+    let mut found = Tensors::default();
+
+    let mut after = before.clone();
+    let mut out = vec![F::zero(); tokens.v.len()];
+    forward(rule, options.form, &inputs, &mut after, &mut out).map_err(|error| translate(error, plan))?;
+    found.put("out.o".into(), vec![sizes.tokens, sizes.heads, sizes.dim_v], out)?;
+    put_memory(&mut found, plan, ["out.S", "out.z"], rule, &after.memory)?;
+    if plan.variant.falcon {
+        put_continuation(&mut found, plan, &after)?;
+        let realised = coefficients(rule, &inputs, &before).map_err(|error| translate(error, plan))?;
+        let (gain, head) = (plan.gain_shape(rule), vec![sizes.tokens, sizes.heads]);
+        found.put("aux.eta".into(), gain.clone(), realised.eta)?;
+        found.put("aux.gamma".into(), gain, realised.gamma)?;
+        found.put("aux.lam".into(), head.clone(), realised.lambda)?;
+        found.put("aux.E".into(), head, realised.energy)?;
+    }
+    if options.grad {
+        let mut upstream = after.zeros_like();
+        let (s, z) = (case.read("up.S")?, case.read("up.z")?);
+        fill_memory(&mut upstream.memory, rule, sizes.dim_v, s, z);
+        let up = case.read("up.o")?.unwrap_or_default();
+        let grads = backward(rule, options.form, &inputs, &before, &up, Some(&upstream))
+            .map_err(|error| translate(error, plan))?;
+        let mut put = |name: &str, values: Vec<F>| match case.shape(name) {
+            Some(shape) => found.put(grad_name(name), shape.to_vec(), values),
+            None => Ok(()),
+        };
+        put("in.q", grads.q)?;
+        put("in.k", grads.k)?;
+        put("in.v", grads.v)?;
+        put(plan.variant.gain, grads.gain)?;
+        let decay =
+            if plan.decay_is_per_head() { sum_over_tokens(&grads.decay, sizes.heads) } else { grads.decay };
+        put(plan.variant.decay, decay)?;
+        put("in.k_last", grads.state.last_key)?;
+        put("in.tail_x", tail(&grads.state.tail_x, rule, plan.tail, sizes.sequences))?;
+        put("in.tail_v", tail(&grads.state.tail_v, rule, plan.tail, sizes.sequences))?;
+        let (s, z) = split_memory(rule, sizes.dim_v, &grads.state.memory);
+        put("in.S0", s)?;
+        put("in.z0", z)?;
+    }
+    Ok(found)
+}
+
+/// `grad.X` for `in.X`.
+pub(super) fn grad_name(input: &str) -> String {
+    format!("grad.{}", input.trim_start_matches("in."))
+}
+
+/// `[tokens, heads]` to `[heads]`.
+fn sum_over_tokens<F: Number>(grad: &[F], heads: usize) -> Vec<F> {
+    let mut sums = vec![F::zero(); heads];
+    for row in grad.chunks_exact(heads) {
+        for (sum, x) in sums.iter_mut().zip(row) {
+            *sum += *x;
+        }
+    }
+    sums
+}
+
+impl<F: Number> Tokens<F> {
+    fn read(case: &Case<'_>, plan: &Plan) -> Result<Self, ScanError> {
+        let read = |name: &str| case.read::<F>(name);
+        Ok(Self {
+            q: read("in.q")?.unwrap_or_default(),
+            k: read("in.k")?.unwrap_or_default(),
+            v: read("in.v")?.unwrap_or_default(),
+            gain: read(plan.variant.gain)?,
+            decay: read(plan.variant.decay)?,
+        })
+    }
+
+    fn inputs<'a>(&'a self, plan: &'a Plan, rule: &Rule) -> Result<Inputs<'a, F>, ScanError> {
+        let Sizes { tokens, heads, key_heads, dim_k, dim_v, .. } = plan.sizes;
+        let per_token = |data: &'a Option<Vec<F>>, width: usize| {
+            data.as_ref().map(|data| View::new(data, [tokens, heads, width])).transpose()
+        };
+        let decay = match &self.decay {
+            Some(decay) if plan.decay_is_per_head() => Some(View::per_head(decay, tokens)),
+            decay => per_token(decay, plan.sizes.decay_width(rule))?,
+        };
+        Ok(Inputs {
+            q: View::new(&self.q, [tokens, key_heads, dim_k])?,
+            k: View::new(&self.k, [tokens, key_heads, dim_k])?,
+            v: View::new(&self.v, [tokens, heads, dim_v])?,
+            gain: per_token(&self.gain, plan.sizes.gain_width(rule))?,
+            decay,
+            offsets: &plan.offsets,
+        })
+    }
+}
+
+/// The incoming state: what the file has of it, 0 for the rest.
+fn read_state<F: Number>(case: &Case<'_>, plan: &Plan, rule: &Rule, sizes: &Sizes) -> Result<State<F>, ScanError> {
+    let mut state = State::fresh(rule, sizes);
+    let (s, z) = (case.read("in.S0")?, case.read("in.z0")?);
+    fill_memory(&mut state.memory, rule, sizes.dim_v, s, z);
+    if let Some(last_key) = case.read("in.k_last")? {
+        state.last_key = last_key;
+        state.started.fill(true);
+    }
+    if plan.tail > 0 {
+        for (to, name) in [(&mut state.tail_x, "in.tail_x"), (&mut state.tail_v, "in.tail_v")] {
+            let from = case.read(name)?.unwrap_or_default();
+            let sequences = sizes.sequences.max(1);
+            let (capacity, given) = (to.len() / sequences, from.len() / sequences);
+            for (to, from) in to.chunks_exact_mut(capacity.max(1)).zip(from.chunks_exact(given.max(1))) {
+                to[..given].copy_from_slice(from);
+            }
+        }
+        state.tail_len.copy_from_slice(&plan.tail_lens);
+    }
+    Ok(state)
+}
+
+/// The first `tail` slots of each sequence's tail, `[sequences, tail, …]`.
+fn tail<F: Number>(slots: &[F], rule: &Rule, tail: usize, sequences: usize) -> Vec<F> {
+    if tail == 0 || sequences == 0 {
+        return Vec::new();
+    }
+    let sequence = slots.len() / sequences;
+    let slot = sequence / rule.tail_capacity();
+    slots.chunks_exact(sequence).flat_map(|slots| &slots[..tail * slot]).copied().collect()
+}
+
+/// Puts `S` and `z` together: a normalised memory has `z` as its last column.
+fn fill_memory<F: Number>(memory: &mut [F], rule: &Rule, dim_v: usize, s: Option<Vec<F>>, z: Option<Vec<F>>) {
+    let columns = rule.state_columns(dim_v);
+    if let Some(s) = s {
+        for (row, s) in memory.chunks_exact_mut(columns).zip(s.chunks_exact(dim_v)) {
+            row[..dim_v].copy_from_slice(s);
+        }
+    }
+    if let (Some(z), true) = (z, columns > dim_v) {
+        for (row, z) in memory.chunks_exact_mut(columns).zip(z) {
+            row[dim_v] = z;
+        }
+    }
+}
+
+/// Takes `S` and `z` apart again; `z` is empty without a normaliser.
+fn split_memory<F: Number>(rule: &Rule, dim_v: usize, memory: &[F]) -> (Vec<F>, Vec<F>) {
+    let rows = memory.chunks_exact(rule.state_columns(dim_v));
+    let s = rows.clone().flat_map(|row| &row[..dim_v]).copied().collect();
+    let z = rows.filter_map(|row| row.get(dim_v)).copied().collect();
+    (s, z)
+}
+
+fn put_memory<F: Number>(
+    found: &mut Tensors,
+    plan: &Plan,
+    [s_name, z_name]: [&str; 2],
+    rule: &Rule,
+    memory: &[F],
+) -> Result<(), ScanError> {
+    let Sizes { heads, dim_k, dim_v, .. } = plan.sizes;
+    let (s, z) = split_memory(rule, dim_v, memory);
+    found.put(s_name.into(), plan.state_shape(&[heads, dim_k, dim_v]), s)?;
+    if rule.normaliser.is_some() {
+        found.put(z_name.into(), plan.state_shape(&[heads, dim_k]), z)?;
+    }
+    Ok(())
+}
+
+/// The last keys, if there are any yet, and the tails.
+fn put_continuation<F: Number>(found: &mut Tensors, plan: &Plan, after: &State<F>) -> Result<(), ScanError> {
+    let Sizes { heads, key_heads, dim_k, dim_v, sequences, .. } = plan.sizes;
+    if after.started.contains(&true) {
+        found.put("out.k_last".into(), plan.state_shape(&[key_heads, dim_k]), after.last_key.clone())?;
+    }
+    let longest = after.tail_len.iter().copied().max().unwrap_or(0);
+    if longest == 0 {
+        return Ok(());
+    }
+    for (name, slots, heads, width) in
+        [("out.tail_x", &after.tail_x, key_heads, dim_k), ("out.tail_v", &after.tail_v, heads, dim_v)]
+    {
+        let mut values = Vec::new();
+        for (slots, &len) in slots.chunks_exact(slots.len() / sequences).zip(&after.tail_len) {
+            values.extend_from_slice(&slots[..len * heads * width]);
+            values.resize(values.len() + (longest - len) * heads * width, F::zero());
+        }
+        found.put(name.into(), plan.state_shape(&[longest, heads, width]), values)?;
+    }
+    if plan.packed {
+        found.put_counts("out.tail_len", after.tail_len.iter().map(|len| *len as i64).collect());
+    }
+    Ok(())
+}
+
+/// The kernels speak of `gain` and `decay`; users have files with names and axes of their own.
+fn translate(error: Error, plan: &Plan) -> ScanError {
+    let Error::Range { tensor, mut index, value, meaning, high, .. } = error else { return error.into() };
+    let name = if tensor == "gain" { plan.variant.gain } else { plan.variant.decay };
+    if tensor == "decay" && plan.decay_is_per_head() {
+        index = vec![index[1]];
+    } else if !per_column(plan) || tensor == "decay" {
+        index.truncate(2);
+    }
+    let allowed = if high < f64::MAX { format!("in [0, {high}]") } else { "at least 0".into() };
+    ScanError::Range { tensor: name.into(), index, value, meaning: meaning.into(), allowed }
+}
+
+fn per_column(plan: &Plan) -> bool {
+    match plan.model {
+        super::variant::Model::Rule(rule) => rule.gain != Gain::Unit && plan.gain_shape(&rule).len() == 3,
+        _ => false,
+    }
+}

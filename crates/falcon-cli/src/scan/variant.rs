@@ -1,0 +1,125 @@
+//! The variants a file may name, as data, and the rule each comes to with its options.
+
+use falcon_kernels::Rule;
+use falcon_kernels::rule::{Align, Decay, Gain, Normaliser, Read};
+use falcon_kernels::solvers::ssm::Order;
+
+use super::error::ScanError;
+use super::file::Case;
+
+/// What computes a variant.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Model {
+    /// The kernels.
+    Rule(Rule),
+    /// The solver for recursive least squares.
+    Rls { align: Align },
+    /// The solver for diagonal state-space models.
+    Ssm { order: Order },
+}
+
+/// A name in `meta`, and what it stands for before the options.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Variant {
+    pub name: &'static str,
+    pub falcon: bool,
+    base: Base,
+    /// The tensor with the gains, if the rule has any.
+    pub gain: &'static str,
+    /// The tensor with the ridges or gates, if the rule has any.
+    pub decay: &'static str,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Base {
+    Rule(Rule),
+    Rls,
+    Ssm,
+}
+
+const fn falcon(name: &'static str, rule: Rule) -> Variant {
+    Variant { name, falcon: true, base: Base::Rule(rule), gain: "in.gain", decay: "in.lam" }
+}
+
+const fn baseline(name: &'static str, base: Base, gain: &'static str, decay: &'static str) -> Variant {
+    Variant { name, falcon: false, base, gain, decay }
+}
+
+const VARIANTS: [Variant; 15] = [
+    falcon("falcon1", Rule::FALCON_1),
+    falcon("falcon2", Rule::FALCON_2),
+    falcon("falcon3", Rule::FALCON_3),
+    falcon("falcon1a", Rule::FALCON_1A),
+    falcon("falcon2a", Rule::FALCON_2A),
+    falcon("falcon3a", Rule::FALCON_3A),
+    baseline("linear_attention", Base::Rule(Rule::LINEAR_ATTENTION), "", ""),
+    baseline("normalized_linear_attention", Base::Rule(Rule::NORMALISED_LINEAR_ATTENTION), "in.eta", "in.lam"),
+    baseline("retnet", Base::Rule(Rule::RETNET), "", "in.decay"),
+    baseline("mamba2", Base::Rule(Rule::MAMBA_2), "in.eta", "in.g"),
+    baseline("deltanet", Base::Rule(Rule::DELTANET), "in.gain", ""),
+    baseline("gated_deltanet", Base::Rule(Rule::GATED_DELTANET), "in.eta", "in.g"),
+    baseline("online_ridge", Base::Rule(Rule::ONLINE_RIDGE), "in.beta", "in.lam"),
+    baseline("rls", Base::Rls, "", "in.lam"),
+    baseline("ssm_zoh", Base::Ssm, "", ""),
+];
+
+const ALIGNS: [(&str, Align); 2] = [("next", Align::Next), ("same", Align::Same)];
+const READS: [(&str, Read); 2] = [("after", Read::After), ("before", Read::Before)];
+const GAINS: [(&str, Gain); 2] = [("beta", Gain::Beta), ("eta", Gain::Eta)];
+const ORDERS: [(&str, Order); 2] = [("zoh", Order::ZeroOrderHold), ("first", Order::First)];
+
+impl Variant {
+    /// The variant that `kind` and `variant` name.
+    pub fn find(case: &Case<'_>) -> Result<Variant, ScanError> {
+        let kinds = [("falcon", true), ("baseline", false)];
+        let falcon = case.meta.need_choice("kind", &kinds, "every file")?;
+        let choices: Vec<_> = VARIANTS.iter().filter(|v| v.falcon == falcon).map(|v| (v.name, *v)).collect();
+        case.meta.need_choice("variant", &choices, "every file")
+    }
+
+    /// The rule or solver with the options of `meta`, except the window.
+    pub fn model(&self, case: &Case<'_>) -> Result<Model, ScanError> {
+        let (meta, name) = (&case.meta, self.name);
+        let Base::Rule(base) = self.base else {
+            meta.choice("read", &READS[..1])?;
+            return match self.base {
+                Base::Ssm => Ok(Model::Ssm { order: meta.need_choice("order", &ORDERS, name)? }),
+                _ => Ok(Model::Rls { align: meta.need_choice("align", &ALIGNS, name)? }),
+            };
+        };
+        let mut rule = Rule {
+            align: meta.need_choice("align", &ALIGNS, name)?,
+            read: meta.choice("read", &READS)?.unwrap_or(Read::After),
+            ..base
+        };
+        if self.gain == "in.gain" {
+            rule.gain = meta.need_choice("gain_kind", &GAINS, name)?;
+        }
+        if self.falcon {
+            // The sliding rules default to a multiplier without gradient, the others to a live one.
+            let default = base.decay == Decay::ScaledRidge { detach: true };
+            let detach = meta.flag("detach")?.unwrap_or(default);
+            let ridges =
+                [("off", Decay::None), ("actual", Decay::Ridge), ("scaled", Decay::ScaledRidge { detach })];
+            rule.decay = meta.need_choice("ridge", &ridges, name)?;
+        }
+        if base.normaliser.is_some() {
+            rule.normaliser = Some(Normaliser { eps: meta.need_constant("eps_attn", f64::INFINITY, name)? });
+            rule.gain = if case.has(self.gain) { Gain::Eta } else { Gain::Unit };
+            rule.decay = if case.has(self.decay) { Decay::Ridge } else { Decay::None };
+        }
+        if rule.gain == Gain::Beta {
+            rule.eps = meta.need_constant("eps", f64::INFINITY, &format!("{name} with a beta gain"))?;
+        }
+        // Only online ridge goes without the clamp.
+        if matches!(rule.decay, Decay::Ridge | Decay::ScaledRidge { .. }) && base.clamp.is_some() {
+            rule.clamp = Some(meta.need_constant("eps_gamma", 1.0, &format!("{name} with a ridge"))?);
+        }
+        Ok(Model::Rule(rule))
+    }
+
+    /// Whether the variant writes the last `B` pairs; the others write one.
+    pub fn slides(&self) -> bool {
+        matches!(self.base, Base::Rule(Rule { window, .. }) if window > 1)
+    }
+}
