@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::call::{check, check_out, heads, run};
+use crate::call::{check, check_out, forward_checked, heads, heads_a_task};
 use crate::coefficients::Coefficients;
 use crate::error::Error;
 use crate::form::Form;
@@ -12,7 +12,10 @@ use crate::head::{Head, Pairs, Place};
 use crate::inputs::{Inputs, Sizes};
 use crate::real::add;
 use crate::rule::Rule;
+use crate::scratch::Scratch;
 use crate::segment::{Segment, SegmentGrad};
+use crate::shared::{HeadRows, SharedHeads};
+use crate::simd::{Vectorised, dispatch};
 use crate::state::{State, row};
 use crate::{Real, normaliser};
 
@@ -38,7 +41,7 @@ pub struct Grads<F> {
 /// the gradient of the outgoing state, if anything depends on it.
 ///
 /// Passing `Grads::state` on as the `grad_state` of the segment before gives exactly the gradients of the undivided
-/// sequence.
+/// sequence. This runs the forward pass again; [`record`] saves that.
 pub fn backward<F: Real>(
     rule: &Rule,
     form: Form,
@@ -47,164 +50,273 @@ pub fn backward<F: Real>(
     grad_out: &[F],
     grad_state: Option<&State<F>>,
 ) -> Result<Grads<F>, Error> {
-    let sizes = check(rule, form, inputs, state)?;
-    check_out("grad_out", grad_out, &sizes)?;
-    if let Some(grad_state) = grad_state {
-        grad_state.check(rule, &sizes)?;
-    }
-    let zeros = |heads: usize, width: usize| vec![F::zero(); sizes.tokens * heads * width];
-    let mut grads = Grads {
-        q: zeros(sizes.key_heads, sizes.dim_k),
-        k: zeros(sizes.key_heads, sizes.dim_k),
-        v: zeros(sizes.heads, sizes.dim_v),
-        gain: zeros(sizes.heads, inputs.gain.map_or(0, |gain| gain.shape()[2])),
-        decay: zeros(sizes.heads, inputs.decay.map_or(0, |decay| decay.shape()[2])),
-        state: state.zeros_like(),
-    };
-    if let Some(grad_state) = grad_state {
-        pass_through(rule, inputs, &sizes, state, grad_state, &mut grads);
-    }
-    let heads = heads(rule, inputs, state, sizes);
-    let results: Vec<_> = heads.par_iter().map(|head| HeadGrad::new(head, form, grad_out, grad_state)).collect();
-    // In order of heads, so that the sums over a group do not depend on the threads.
-    for (head, found) in heads.iter().zip(results) {
-        found.add_to(head, &mut grads);
-    }
-    Ok(grads)
+    check_out("grad_out", grad_out, &check(rule, form, inputs, state)?)?;
+    let mut out = vec![F::zero(); grad_out.len()];
+    record(rule, form, inputs, &mut state.clone(), &mut out)?.backward(inputs, grad_out, grad_state)
 }
 
-/// The gradients of one head of one sequence, `[its tokens, width]` each.
-struct HeadGrad<F> {
-    q: Vec<F>,
-    k: Vec<F>,
-    v: Vec<F>,
-    gain: Vec<F>,
-    decay: Vec<F>,
-    memory: Vec<F>,
+/// [`crate::forward`], keeping what the backward pass needs: the incoming state, and the memory before each segment.
+pub fn record<F: Real>(
+    rule: &Rule,
+    form: Form,
+    inputs: &Inputs<'_, F>,
+    state: &mut State<F>,
+    out: &mut [F],
+) -> Result<Tape<F>, Error> {
+    let sizes = check(rule, form, inputs, state)?;
+    check_out("out", out, &sizes)?;
+    let incoming = state.clone();
+    let segments: usize = inputs.offsets.windows(2).map(|w| form.segments(rule, w[1] - w[0]).len()).sum();
+    let size = sizes.dim_k * rule.state_columns(sizes.dim_v);
+    let mut memories = vec![F::zero(); segments * sizes.heads * size];
+    forward_checked(rule, form, inputs, &sizes, state, out, &mut memories);
+    Ok(Tape { rule: *rule, form, state: incoming, memories })
+}
+
+/// What [`record`] keeps of a forward pass.
+#[derive(Clone, Debug)]
+pub struct Tape<F> {
+    rule: Rule,
+    form: Form,
+    state: State<F>,
+    /// Head after head, segment after segment.
+    memories: Vec<F>,
+}
+
+impl<F: Real> Tape<F> {
+    /// As [`backward`], from the `inputs` that were recorded.
+    pub fn backward(
+        &self,
+        inputs: &Inputs<'_, F>,
+        grad_out: &[F],
+        grad_state: Option<&State<F>>,
+    ) -> Result<Grads<F>, Error> {
+        let Self { rule, form, state, .. } = self;
+        let sizes = check(rule, *form, inputs, state)?;
+        check_out("grad_out", grad_out, &sizes)?;
+        if let Some(grad_state) = grad_state {
+            grad_state.check(rule, &sizes)?;
+        }
+        let gain_width = inputs.gain.map_or(0, |gain| gain.shape()[2]);
+        let decay_width = inputs.decay.map_or(0, |decay| decay.shape()[2]);
+        let zeros = |heads: usize, width: usize| vec![F::zero(); sizes.tokens * heads * width];
+        let mut grads = Grads {
+            q: zeros(sizes.key_heads, sizes.dim_k),
+            k: zeros(sizes.key_heads, sizes.dim_k),
+            v: zeros(sizes.heads, sizes.dim_v),
+            gain: zeros(sizes.heads, gain_width),
+            decay: zeros(sizes.heads, decay_width),
+            state: state.zeros_like(),
+        };
+        if let Some(grad_state) = grad_state {
+            grads.state.memory.copy_from_slice(&grad_state.memory);
+            pass_through(rule, inputs, &sizes, state, grad_state, &mut grads);
+        }
+        let share = |data, heads, width| SharedHeads::new(data, inputs.offsets, heads, width);
+        let q = share(&mut grads.q[..], sizes.key_heads, sizes.dim_k);
+        let k = share(&mut grads.k[..], sizes.key_heads, sizes.dim_k);
+        let v = share(&mut grads.v[..], sizes.heads, sizes.dim_v);
+        let gain = share(&mut grads.gain[..], sizes.heads, gain_width);
+        let decay = share(&mut grads.decay[..], sizes.heads, decay_width);
+        let size = sizes.dim_k * rule.state_columns(sizes.dim_v);
+        let saved = self.saved(inputs, &sizes);
+        let heads = heads(rule, inputs, state, sizes);
+        let mut runs: Vec<_> = heads
+            .chunks(sizes.group())
+            .zip(saved.chunks(sizes.group()))
+            .zip(grads.state.memory.chunks_exact_mut(sizes.group() * size))
+            .map(|((heads, saved), memories)| {
+                let (sequence, key_head) = (heads[0].sequence, heads[0].key_head());
+                let heads = heads.iter().zip(saved).zip(memories.chunks_exact_mut(size));
+                let heads = heads.map(|((head, saved), memory)| HeadGrad {
+                    head,
+                    saved,
+                    v: v.claim(sequence, head.head),
+                    gain: gain.claim(sequence, head.head),
+                    decay: decay.claim(sequence, head.head),
+                    memory,
+                    tail_v: vec![F::zero(); rule.tail_capacity() * sizes.dim_v],
+                });
+                KeyGrad {
+                    q: q.claim(sequence, key_head),
+                    k: k.claim(sequence, key_head),
+                    last_key: vec![F::zero(); sizes.dim_k],
+                    tail_x: vec![F::zero(); rule.tail_capacity() * sizes.dim_k],
+                    heads: heads.collect(),
+                }
+            })
+            .collect();
+        // The heads of a group share the gradients of their key, so a group is never divided.
+        let share = heads_a_task(sizes.sequences, sizes.key_heads);
+        runs.chunks_mut(sizes.key_heads)
+            .flat_map(|sequence| sequence.chunks_mut(share))
+            .collect::<Vec<_>>()
+            .into_par_iter()
+            .for_each(|groups| run(*form, grad_out, groups));
+        let incoming: Vec<_> = runs
+            .into_iter()
+            .map(|group| {
+                let tails: Vec<_> = group.heads.into_iter().map(|head| head.tail_v).collect();
+                (group.last_key, group.tail_x, tails)
+            })
+            .collect();
+        for ((last_key, tail_x, tails), heads) in incoming.into_iter().zip(heads.chunks(sizes.group())) {
+            let (sequence, key_head) = (heads[0].sequence, heads[0].key_head());
+            add(grads.state.last_key_of_mut(sequence, key_head), &last_key);
+            for slot in 0..rule.tail_capacity() {
+                let x = &tail_x[row(slot, sizes.dim_k)];
+                add(grads.state.tail_x_of_mut(sequence, slot, key_head), x);
+                for (head, tail_v) in heads.iter().zip(&tails) {
+                    let v = &tail_v[row(slot, sizes.dim_v)];
+                    add(grads.state.tail_v_of_mut(sequence, slot, head.head), v);
+                }
+            }
+        }
+        Ok(grads)
+    }
+
+    /// The saved memories of each head of each sequence.
+    fn saved(&self, inputs: &Inputs<'_, F>, sizes: &Sizes) -> Vec<&[F]> {
+        let size = sizes.dim_k * self.rule.state_columns(sizes.dim_v);
+        let mut rest = &self.memories[..];
+        (0..sizes.sequences * sizes.heads)
+            .map(|index| {
+                let sequence = index / sizes.heads;
+                let tokens = inputs.offsets[sequence + 1] - inputs.offsets[sequence];
+                let (saved, after) = rest.split_at(self.form.segments(&self.rule, tokens).len() * size);
+                rest = after;
+                saved
+            })
+            .collect()
+    }
+}
+
+/// A key head on its way back through a sequence, with the value heads that share it.
+struct KeyGrad<'a, F> {
+    q: HeadRows<'a, F>,
+    k: HeadRows<'a, F>,
     last_key: Vec<F>,
-    /// `[tail capacity, width]`.
+    /// `[tail capacity, dim_k]`.
     tail_x: Vec<F>,
+    heads: Vec<HeadGrad<'a, F>>,
+}
+
+/// One value head.
+struct HeadGrad<'a, F> {
+    head: &'a Head<'a, F>,
+    /// The memory before each segment.
+    saved: &'a [F],
+    v: HeadRows<'a, F>,
+    gain: HeadRows<'a, F>,
+    decay: HeadRows<'a, F>,
+    /// Of the outgoing memory, and in the end of the incoming one.
+    memory: &'a mut [F],
+    /// `[tail capacity, dim_v]`.
     tail_v: Vec<F>,
 }
 
-impl<F: Real> HeadGrad<F> {
-    fn new(head: &Head<'_, F>, form: Form, grad_out: &[F], grad_state: Option<&State<F>>) -> Self {
-        let Head { rule, sizes: Sizes { dim_k, dim_v, .. }, .. } = *head;
-        let tokens = head.tokens().len();
-        let mut found = Self::zeros(head);
-        if let Some(grad) = grad_state {
-            found.memory.copy_from_slice(grad.memory_of(head.sequence, head.head));
-        }
-        // The memory before each segment, and, where it is divided, what the segment read. The rest is computed again.
-        let (mut memories, mut reads) = (Vec::new(), Vec::new());
-        run(head, form, |_, memory, raw| {
-            memories.push(memory.to_vec());
-            if rule.normaliser.is_some() {
-                reads.push(raw.to_vec());
+/// Takes key heads of one sequence back, segments last to first.
+fn run<F: Real>(form: Form, grad_out: &[F], groups: &mut [KeyGrad<'_, F>]) {
+    let Head { rule, sizes: Sizes { dim_k, dim_v, .. }, .. } = *groups[0].heads[0].head;
+    let (mut segment, mut coefficients) = (Segment::new(rule, dim_k, dim_v), Coefficients::default());
+    let (mut grad, mut scratch, mut upstream) = (SegmentGrad::default(), Scratch::default(), Vec::new());
+    let (mut grad_gain, mut grad_decay) = (Vec::new(), Vec::new());
+    let tokens = groups[0].heads[0].head.tokens().len();
+    for (index, steps) in form.segments(rule, tokens).enumerate().rev() {
+        for KeyGrad { q, k, last_key, tail_x, heads } in &mut *groups {
+            for head in heads {
+                let memory = &head.saved[row(index, head.memory.len())];
+                head.head.pack(steps.clone(), &mut segment, &mut coefficients, false);
+                gather_upstream(head.head, &steps, grad_out, &mut upstream);
+                if let Some(n) = rule.normaliser {
+                    // What was read is not kept: it is read again.
+                    let mut read = vec![F::zero(); steps.len() * segment.columns];
+                    form.forward(&segment, &mut memory.to_vec(), &mut read, &mut scratch);
+                    for (read, grad) in read.chunks_exact_mut(segment.columns).zip(upstream.chunks_exact(dim_v)) {
+                        normaliser::divide_backward(read, F::of(n.eps), grad);
+                    }
+                    upstream = read;
+                }
+                grad.reset(&segment);
+                form.backward(&segment, memory, &upstream, head.memory, &mut grad, &mut scratch);
+                coefficients.backward(rule, &segment, &mut grad, &mut grad_gain, &mut grad_decay);
+                dispatch(Scatter {
+                    segment: &segment,
+                    steps: steps.clone(),
+                    grad: &grad,
+                    gain: &grad_gain,
+                    decay: &grad_decay,
+                    head,
+                    q,
+                    k,
+                    last_key,
+                    tail_x,
+                });
             }
-        });
-        let (mut segment, mut coefficients) = (Segment::new(rule, dim_k, dim_v), Coefficients::default());
-        let (mut grad, mut grad_gain, mut grad_decay) = (SegmentGrad::default(), Vec::new(), Vec::new());
-        for (steps, memory) in form.segments(tokens).zip(memories).rev() {
-            head.pack(steps.clone(), &mut segment, &mut coefficients, false);
-            let upstream = upstream(head, &steps, grad_out, reads.pop());
-            grad.reset(&segment);
-            form.backward(&segment, &memory, &upstream, &mut found.memory, &mut grad);
-            coefficients.backward(rule, &segment, &mut grad, &mut grad_gain, &mut grad_decay);
-            for (to, from) in
-                [(&mut found.q, &grad.q), (&mut found.gain, &grad_gain), (&mut found.decay, &grad_decay)]
-            {
-                let width = from.len() / steps.len();
-                to[steps.start * width..steps.end * width].copy_from_slice(from);
-            }
-            found.add_pairs(&head.pairs(), &segment, steps.start, &grad);
-        }
-        found
-    }
-
-    fn zeros(head: &Head<'_, F>) -> Self {
-        let Head { rule, inputs, sizes: Sizes { dim_k, dim_v, .. }, .. } = *head;
-        let zeros = |rows: usize, width: usize| vec![F::zero(); rows * width];
-        let (tokens, tail) = (head.tokens().len(), rule.tail_capacity());
-        Self {
-            q: zeros(tokens, dim_k),
-            k: zeros(tokens, dim_k),
-            v: zeros(tokens, dim_v),
-            gain: zeros(tokens, inputs.gain.map_or(0, |gain| gain.shape()[2])),
-            decay: zeros(tokens, inputs.decay.map_or(0, |decay| decay.shape()[2])),
-            memory: zeros(dim_k, rule.state_columns(dim_v)),
-            last_key: zeros(1, dim_k),
-            tail_x: zeros(tail, dim_k),
-            tail_v: zeros(tail, dim_v),
         }
     }
+}
 
-    /// Sends the gradient of each pair of a segment to where the pair came from.
-    fn add_pairs(&mut self, pairs: &Pairs, segment: &Segment<F>, start: usize, grad: &SegmentGrad<F>) {
-        let (dim_k, columns) = (segment.dim_k, segment.columns);
-        let dim_v = self.v.len() / pairs.tokens;
+/// Adds the gradients of a segment to those of the call.
+struct Scatter<'s, 'a, F> {
+    segment: &'s Segment<F>,
+    steps: Range<usize>,
+    grad: &'s SegmentGrad<F>,
+    gain: &'s [F],
+    decay: &'s [F],
+    head: &'s mut HeadGrad<'a, F>,
+    q: &'s mut HeadRows<'a, F>,
+    k: &'s mut HeadRows<'a, F>,
+    last_key: &'s mut [F],
+    tail_x: &'s mut [F],
+}
+
+impl<F: Real> Vectorised for Scatter<'_, '_, F> {
+    #[inline(always)]
+    fn run(self) {
+        let Self { segment, steps, grad, gain, decay, head, q, k, last_key, tail_x } = self;
+        let (dim_k, dim_v, pairs) = (segment.dim_k, segment.values, head.head.pairs());
+        for (rows, found) in [(&mut head.gain, gain), (&mut head.decay, decay)] {
+            let width = (found.len() / steps.len()).max(1);
+            for (step, found) in steps.clone().zip(found.chunks_exact(width)) {
+                rows.row(step).copy_from_slice(found);
+            }
+        }
+        for (step, found) in steps.clone().zip(grad.q.chunks_exact(dim_k)) {
+            add(q.row(step), found);
+        }
+        // The gradient of each pair goes to where the pair came from.
         for r in 0..segment.rows() {
-            let (key, value) = pairs.places((start + r) as isize - segment.tail as isize);
+            let (key, value) = pairs.places((steps.start + r) as isize - segment.tail as isize);
             let x = &grad.x[row(r, dim_k)];
             match key {
                 None => {}
-                Some(Place::Tail(slot)) => add(&mut self.tail_x[row(slot, dim_k)], x),
-                Some(Place::LastKey) => add(&mut self.last_key, x),
-                Some(Place::Token(t)) => add(&mut self.k[row(t, dim_k)], x),
+                Some(Place::Tail(slot)) => add(&mut tail_x[row(slot, dim_k)], x),
+                Some(Place::LastKey) => add(last_key, x),
+                Some(Place::Token(t)) => add(k.row(t), x),
             }
-            let v = &grad.v[row(r, columns)][..dim_v];
+            let v = &grad.v[row(r, segment.columns)][..dim_v];
             match value {
-                Place::Tail(slot) => add(&mut self.tail_v[row(slot, dim_v)], v),
-                Place::Token(t) => add(&mut self.v[row(t, dim_v)], v),
+                Place::Tail(slot) => add(&mut head.tail_v[row(slot, dim_v)], v),
+                Place::Token(t) => add(head.v.row(t), v),
                 Place::LastKey => unreachable!("a value is never the last key"),
             }
         }
     }
-
-    /// Adds to the gradients of the call.
-    fn add_to(&self, head: &Head<'_, F>, grads: &mut Grads<F>) {
-        let (tokens, sequence, key_head) = (head.tokens(), head.sequence, head.key_head());
-        let Sizes { heads, key_heads, dim_k, dim_v, .. } = head.sizes;
-        let gain_width = self.gain.len() / tokens.len();
-        let decay_width = self.decay.len() / tokens.len();
-        for (to, from, heads, head, width) in [
-            (&mut grads.q, &self.q, key_heads, key_head, dim_k),
-            (&mut grads.k, &self.k, key_heads, key_head, dim_k),
-            (&mut grads.v, &self.v, heads, head.head, dim_v),
-            (&mut grads.gain, &self.gain, heads, head.head, gain_width),
-            (&mut grads.decay, &self.decay, heads, head.head, decay_width),
-        ] {
-            for (i, t) in tokens.clone().enumerate() {
-                add(&mut to[row(t * heads + head, width)], &from[row(i, width)]);
-            }
-        }
-        add(grads.state.memory_of_mut(sequence, head.head), &self.memory);
-        add(grads.state.last_key_of_mut(sequence, key_head), &self.last_key);
-        for slot in 0..head.rule.tail_capacity() {
-            add(grads.state.tail_x_of_mut(sequence, slot, key_head), &self.tail_x[row(slot, dim_k)]);
-            add(grads.state.tail_v_of_mut(sequence, slot, head.head), &self.tail_v[row(slot, dim_v)]);
-        }
-    }
 }
 
-/// `grad_out` of one head and segment, taken through the division of a normalised read if there was one.
-fn upstream<F: Real>(head: &Head<'_, F>, steps: &Range<usize>, grad_out: &[F], read: Option<Vec<F>>) -> Vec<F> {
+/// `grad_out` of one head and segment, `[steps, dim_v]`.
+fn gather_upstream<F: Real>(head: &Head<'_, F>, steps: &Range<usize>, grad_out: &[F], upstream: &mut Vec<F>) {
     let Sizes { heads, dim_v, .. } = head.sizes;
     let start = head.tokens().start;
-    let rows = steps.clone().map(|t| &grad_out[row((start + t) * heads + head.head, dim_v)]);
-    match (head.rule.normaliser, read) {
-        (Some(n), Some(mut read)) => {
-            for (read, grad) in read.chunks_exact_mut(dim_v + 1).zip(rows) {
-                normaliser::divide_backward(read, F::of(n.eps), grad);
-            }
-            read
-        }
-        _ => rows.flatten().copied().collect(),
+    upstream.clear();
+    for t in steps.clone() {
+        upstream.extend_from_slice(&grad_out[row((start + t) * heads + head.head, dim_v)]);
     }
 }
 
 /// The outgoing last key and tail are copies of inputs or of the incoming state; so are their gradients. A sequence
-/// without tokens passes its whole state through.
+/// without tokens passes its state through.
 fn pass_through<F: Real>(
     rule: &Rule,
     inputs: &Inputs<'_, F>,
@@ -222,11 +334,6 @@ fn pass_through<F: Real>(
             match tokens.clone().next_back() {
                 Some(t) => add(&mut grads.k[row(t * key_heads + key_head, dim_k)], last),
                 None => add(grads.state.last_key_of_mut(sequence, key_head), last),
-            }
-        }
-        if tokens.is_empty() {
-            for head in 0..heads {
-                add(grads.state.memory_of_mut(sequence, head), upstream.memory_of(sequence, head));
             }
         }
         for (slot, time) in pairs.outgoing().enumerate() {

@@ -1,6 +1,6 @@
 //! The forward call: a rule in a form over a batch of sequences.
 
-use std::ops::Range;
+use std::slice::ChunksExactMut;
 
 use rayon::prelude::*;
 
@@ -10,8 +10,10 @@ use crate::form::Form;
 use crate::head::{Head, advance};
 use crate::inputs::{Inputs, Sizes};
 use crate::rule::Rule;
+use crate::scratch::Scratch;
 use crate::segment::Segment;
-use crate::state::{State, row};
+use crate::shared::{HeadRows, SharedHeads};
+use crate::state::State;
 use crate::{Real, normaliser};
 
 /// Runs `rule` over `inputs`, from `state` to the state after the last token.
@@ -27,33 +29,55 @@ pub fn forward<F: Real>(
 ) -> Result<(), Error> {
     let sizes = check(rule, form, inputs, state)?;
     check_out("out", out, &sizes)?;
-    let heads = heads(rule, inputs, state, sizes);
-    let results: Vec<_> = heads
-        .par_iter()
-        .map(|head| {
-            let mut outputs = vec![F::zero(); head.tokens().len() * sizes.dim_v];
-            let columns = rule.state_columns(sizes.dim_v);
-            let memory = run(head, form, |steps, _, raw| {
-                let out = &mut outputs[steps.start * sizes.dim_v..steps.end * sizes.dim_v];
-                match rule.normaliser {
-                    None => out.copy_from_slice(raw),
-                    Some(n) => {
-                        for (out, raw) in out.chunks_exact_mut(sizes.dim_v).zip(raw.chunks_exact(columns)) {
-                            normaliser::divide(raw, F::of(n.eps), out);
-                        }
-                    }
-                }
-            });
-            (head.tokens(), head.sequence, head.head, memory, outputs)
+    forward_checked(rule, form, inputs, &sizes, state, out, &mut []);
+    Ok(())
+}
+
+/// [`forward`] without the checks. `saved` gets the memory before each segment, head after head, unless it is empty.
+pub(crate) fn forward_checked<F: Real>(
+    rule: &Rule,
+    form: Form,
+    inputs: &Inputs<'_, F>,
+    sizes: &Sizes,
+    state: &mut State<F>,
+    out: &mut [F],
+    saved: &mut [F],
+) {
+    let out = SharedHeads::new(out, inputs.offsets, sizes.heads, sizes.dim_v);
+    let size = sizes.dim_k * rule.state_columns(sizes.dim_v);
+    let mut memories = std::mem::take(&mut state.memory);
+    // Each head with its memory, and its part of what is saved.
+    let mut rest = saved;
+    let mut runs: Vec<_> = heads(rule, inputs, state, *sizes)
+        .into_iter()
+        .zip(memories.chunks_exact_mut(size))
+        .map(|(head, memory)| {
+            let length = form.segments(rule, head.tokens().len()).len() * size;
+            let length = if rest.is_empty() { 0 } else { length };
+            let (saved, after) = std::mem::take(&mut rest).split_at_mut(length);
+            rest = after;
+            let out = out.claim(head.sequence, head.head);
+            Run { head, memory, saved: saved.chunks_exact_mut(size), out }
         })
         .collect();
-    drop(heads);
-    for (tokens, sequence, head, memory, outputs) in results {
-        scatter(out, &outputs, &tokens, (sizes.heads, head), sizes.dim_v);
-        state.memory_of_mut(sequence, head).copy_from_slice(&memory);
-    }
-    advance(rule, inputs, &sizes, state);
-    Ok(())
+    // Only heads of one sequence share a task; empty sequences have none.
+    let share = heads_a_task(sizes.sequences, sizes.heads);
+    runs.chunks_mut(sizes.heads.max(1))
+        .flat_map(|sequence| sequence.chunks_mut(share))
+        .collect::<Vec<_>>()
+        .into_par_iter()
+        .for_each(|runs| run(form, runs));
+    drop(runs);
+    state.memory = memories;
+    advance(rule, inputs, sizes, state);
+}
+
+/// How many heads of a sequence one task takes. Heads of a token lie side by side, so running them chunk by chunk together
+/// reads memory in order; but every thread wants work. Heads do not touch each other's numbers: this changes no result.
+pub(crate) fn heads_a_task(sequences: usize, heads: usize) -> usize {
+    let wanted = 2 * rayon::current_num_threads();
+    let wanted = if wanted == 2 { 1 } else { wanted };
+    (sequences * heads).div_ceil(wanted).clamp(1, heads.max(1))
 }
 
 /// What the gains of a call came to; see [`coefficients`].
@@ -75,22 +99,27 @@ pub fn coefficients<F: Real>(rule: &Rule, inputs: &Inputs<'_, F>, state: &State<
     let width = sizes.gain_width(rule);
     let zeros = |width: usize| vec![F::zero(); sizes.tokens * sizes.heads * width];
     let mut realised = Realised { eta: zeros(width), gamma: zeros(width), lambda: zeros(1), energy: zeros(1) };
+    let share = |data, width| SharedHeads::new(data, inputs.offsets, sizes.heads, width);
+    let shared = [
+        (share(&mut realised.eta, width), width),
+        (share(&mut realised.gamma, width), width),
+        (share(&mut realised.lambda, 1), 1),
+        (share(&mut realised.energy, 1), 1),
+    ];
     for head in heads(rule, inputs, state, sizes) {
         let (mut segment, mut found) = (Segment::new(rule, sizes.dim_k, sizes.dim_v), Coefficients::default());
-        for steps in Form::Recurrent.segments(head.tokens().len()) {
-            let start = head.tokens().start;
-            let tokens = start + steps.start..start + steps.end;
-            head.pack(steps, &mut segment, &mut found, true);
-            for (to, from, width) in [
-                (&mut realised.eta, &found.eta, width),
-                (&mut realised.gamma, &segment.gamma, width),
-                (&mut realised.lambda, &found.lambda, 1),
-                (&mut realised.energy, &found.energy, 1),
-            ] {
-                scatter(to, from, &tokens, (sizes.heads, head.head), width);
+        let mut rows = shared.each_ref().map(|(shared, width)| (shared.claim(head.sequence, head.head), *width));
+        for steps in Form::Recurrent.segments(rule, head.tokens().len()) {
+            head.pack(steps.clone(), &mut segment, &mut found, true);
+            let found = [&found.eta, &segment.gamma, &found.lambda, &found.energy];
+            for ((rows, width), found) in rows.iter_mut().zip(found) {
+                for (step, found) in steps.clone().zip(found.chunks_exact(*width)) {
+                    rows.row(step).copy_from_slice(found);
+                }
             }
         }
     }
+    drop(shared);
     Ok(realised)
 }
 
@@ -112,7 +141,7 @@ pub(crate) fn check_out<F>(tensor: &'static str, out: &[F], sizes: &Sizes) -> Re
     if out.len() == needed { Ok(()) } else { Err(Error::Length { tensor, got: out.len(), needed }) }
 }
 
-/// Every head of every sequence that has tokens.
+/// Every head of every sequence, in the order of the memories.
 pub(crate) fn heads<'a, F: Real>(
     rule: &'a Rule,
     inputs: &'a Inputs<'a, F>,
@@ -122,41 +151,37 @@ pub(crate) fn heads<'a, F: Real>(
     (0..sizes.sequences)
         .flat_map(|sequence| (0..sizes.heads).map(move |head| (sequence, head)))
         .map(|(sequence, head)| Head { rule, inputs, state, sizes, sequence, head })
-        .filter(|head| !head.tokens().is_empty())
         .collect()
 }
 
-/// Runs one head from its incoming memory to its outgoing one, which is returned. `each` sees, for every segment, its
-/// steps, the memory before it, and what it read (`[steps, columns]`).
-pub(crate) fn run<F: Real>(
-    head: &Head<'_, F>,
-    form: Form,
-    mut each: impl FnMut(Range<usize>, &[F], &[F]),
-) -> Vec<F> {
-    let Sizes { dim_k, dim_v, .. } = head.sizes;
-    let (mut segment, mut coefficients) = (Segment::new(head.rule, dim_k, dim_v), Coefficients::default());
-    let mut memory = head.state.memory_of(head.sequence, head.head).to_vec();
-    let mut before = memory.clone();
-    let mut raw = Vec::new();
-    for steps in form.segments(head.tokens().len()) {
-        head.pack(steps.clone(), &mut segment, &mut coefficients, false);
-        raw.resize(steps.len() * segment.columns, F::zero());
-        before.copy_from_slice(&memory);
-        form.forward(&segment, &mut memory, &mut raw);
-        each(steps, &before, &raw);
-    }
-    memory
+/// One head on its way through a sequence.
+struct Run<'a, F> {
+    head: Head<'a, F>,
+    memory: &'a mut [F],
+    /// Where the memory before each segment goes; empty if it is not wanted.
+    saved: ChunksExactMut<'a, F>,
+    out: HeadRows<'a, F>,
 }
 
-/// Copies the rows of one head, `[tokens, width]`, into `[all tokens, heads, width]`.
-pub(crate) fn scatter<F: Copy>(
-    to: &mut [F],
-    from: &[F],
-    tokens: &Range<usize>,
-    (heads, head): (usize, usize),
-    width: usize,
-) {
-    for (t, from) in tokens.clone().zip(from.chunks_exact(width)) {
-        to[row(t * heads + head, width)].copy_from_slice(from);
+/// Runs heads of one sequence from their incoming memories to their outgoing ones.
+fn run<F: Real>(form: Form, runs: &mut [Run<'_, F>]) {
+    let Head { rule, sizes: Sizes { dim_k, dim_v, .. }, .. } = runs[0].head;
+    let (mut segment, mut coefficients) = (Segment::new(rule, dim_k, dim_v), Coefficients::default());
+    let (mut raw, mut scratch) = (Vec::new(), Scratch::default());
+    for steps in form.segments(rule, runs[0].head.tokens().len()) {
+        for Run { head, memory, saved, out } in &mut *runs {
+            head.pack(steps.clone(), &mut segment, &mut coefficients, false);
+            raw.resize(steps.len() * segment.columns, F::zero());
+            if let Some(saved) = saved.next() {
+                saved.copy_from_slice(memory);
+            }
+            form.forward(&segment, memory, &mut raw, &mut scratch);
+            for (step, raw) in steps.clone().zip(raw.chunks_exact(segment.columns)) {
+                match rule.normaliser {
+                    None => out.row(step).copy_from_slice(raw),
+                    Some(n) => normaliser::divide(raw, F::of(n.eps), out.row(step)),
+                }
+            }
+        }
     }
 }

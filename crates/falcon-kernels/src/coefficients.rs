@@ -37,6 +37,7 @@ pub(crate) struct Coefficients<F> {
 impl<F: Real> Coefficients<F> {
     /// Fills `eta`, `lambda`, `energy` and the segment's `write`, `erase`, `gamma` from `gain` and `decay`.
     /// `energies` asks for the energy even where the rule does not use it.
+    #[inline(always)]
     pub fn forward(&mut self, rule: &Rule, segment: &mut Segment<F>, energies: bool) {
         let (steps, width) = (segment.steps, segment.gain_width());
         self.width = width;
@@ -77,6 +78,7 @@ impl<F: Real> Coefficients<F> {
     }
 
     /// `η` and `γ` of one step, at index `i` of the gains.
+    #[inline(always)]
     fn step_size(&mut self, rule: &Rule, segment: &mut Segment<F>, step: usize, i: usize) {
         let (lambda, denominator) = (self.lambda[step], self.denominator[step]);
         self.eta[i] = match rule.gain {
@@ -106,10 +108,12 @@ impl<F: Real> Coefficients<F> {
     }
 
     /// A gate has the shape of the gain; a fixed decay may be shared by its columns.
+    #[inline(always)]
     fn decay_index(&self, step: usize, i: usize) -> usize {
         if self.decay.len() == self.eta.len() { i } else { step }
     }
 
+    #[inline(always)]
     fn energies(&mut self, rule: &Rule, segment: &Segment<F>) {
         let spectral = rule.window > 1 && rule.erases();
         let mut gram = Vec::new();
@@ -144,6 +148,7 @@ impl<F: Real> Coefficients<F> {
     /// dβ = dη̂ / D                  dE = −(η/D) dη̂
     /// dλ = −(η/D)(dη + dγ (E + ε))  (D − λ = E + ε: no cancellation)
     /// ```
+    #[inline(always)]
     pub fn backward(
         &self,
         rule: &Rule,
@@ -214,6 +219,7 @@ impl<F: Real> Coefficients<F> {
     }
 
     /// `d‖x‖² = 2x`; for a window's curvature `μ = |Xᵀu|²/B`, u its top eigenvector, `dx_j = 2 u_j (Xᵀu) / B`.
+    #[inline(always)]
     fn energy_backward(&self, rule: &Rule, segment: &Segment<F>, step: usize, grad_energy: F, grad_x: &mut [F]) {
         let window = segment.window(step);
         let scale = F::of(2.0) * grad_energy / F::of(window.len() as f64);
@@ -241,6 +247,19 @@ fn fill<T: Copy>(buffer: &mut Vec<T>, len: usize, value: T) {
 }
 
 /// Energies span twenty orders of magnitude; in `f64` they cost nothing beside the scan.
+#[inline(always)]
 fn dot_f64<F: Real>(a: &[F], b: &[F]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a.wide() * b.wide()).sum()
+    const LANES: usize = 8;
+    let mut lanes = [0.0; LANES];
+    let (a_blocks, a_rest) = a.as_chunks::<LANES>();
+    let (b_blocks, b_rest) = b.as_chunks::<LANES>();
+    for (x, y) in a_blocks.iter().zip(b_blocks) {
+        for lane in 0..LANES {
+            lanes[lane] += x[lane].wide() * y[lane].wide();
+        }
+    }
+    for (lane, (x, y)) in lanes.iter_mut().zip(a_rest.iter().zip(b_rest)) {
+        *lane += x.wide() * y.wide();
+    }
+    lanes.iter().sum()
 }

@@ -42,6 +42,7 @@ impl<F: Real> Decoder<F> {
         }
         let columns = self.rule.state_columns(sizes.dim_v);
         self.segment.dim_k = sizes.dim_k;
+        self.segment.values = sizes.dim_v;
         self.segment.columns = columns;
         for buffer in [&mut self.p, &mut self.z] {
             buffer.resize(self.rule.window * columns, F::zero());

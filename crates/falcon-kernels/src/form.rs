@@ -2,7 +2,8 @@
 
 use crate::error::Error;
 use crate::inputs::Inputs;
-use crate::rule::Rule;
+use crate::rule::{Columns, Rule};
+use crate::scratch::Scratch;
 use crate::segment::{Segment, SegmentGrad};
 use crate::{Real, chunked, masked, recurrent};
 
@@ -48,24 +49,36 @@ impl Form {
         }
     }
 
+    /// Steps in a chunk of a rule with per-column gains. Its work inside a chunk grows with the chunk and is done row by
+    /// row, so a long one does not pay.
+    const COLUMNS_CHUNK: usize = 32;
+
     /// The segments of a sequence of `tokens`.
     pub(crate) fn segments(
         self,
+        rule: &Rule,
         tokens: usize,
     ) -> impl DoubleEndedIterator<Item = std::ops::Range<usize>> + ExactSizeIterator {
         let length = match self {
             Form::Recurrent => Self::RECURRENT_STRETCH,
             Form::Masked => tokens.max(1),
+            Form::Chunked { chunk } if rule.columns == Columns::Each => chunk.min(Self::COLUMNS_CHUNK),
             Form::Chunked { chunk } => chunk,
         };
         (0..tokens.div_ceil(length)).map(move |i| i * length..((i + 1) * length).min(tokens))
     }
 
-    pub(crate) fn forward<F: Real>(self, segment: &Segment<F>, memory: &mut [F], out: &mut [F]) {
+    pub(crate) fn forward<F: Real>(
+        self,
+        segment: &Segment<F>,
+        memory: &mut [F],
+        out: &mut [F],
+        scratch: &mut Scratch<F>,
+    ) {
         match self {
             Form::Recurrent => recurrent::forward(segment, memory, out),
             Form::Masked => masked::forward(segment, memory, out),
-            Form::Chunked { .. } => chunked::forward(segment, memory, out),
+            Form::Chunked { .. } => chunked::forward(segment, memory, out, scratch),
         }
     }
 
@@ -76,11 +89,12 @@ impl Form {
         grad_out: &[F],
         adjoint: &mut [F],
         grad: &mut SegmentGrad<F>,
+        scratch: &mut Scratch<F>,
     ) {
         match self {
             Form::Recurrent => recurrent::backward(segment, memory, grad_out, adjoint, grad),
             Form::Masked => masked::backward(segment, memory, grad_out, adjoint, grad),
-            Form::Chunked { .. } => chunked::backward(segment, memory, grad_out, adjoint, grad),
+            Form::Chunked { .. } => chunked::backward(segment, memory, grad_out, adjoint, grad, scratch),
         }
     }
 }

@@ -7,6 +7,7 @@ use crate::coefficients::Coefficients;
 use crate::inputs::{Inputs, Sizes};
 use crate::rule::{Align, Rule};
 use crate::segment::Segment;
+use crate::simd::{Vectorised, dispatch};
 use crate::state::State;
 
 /// Where the key of a pair, or its value, comes from.
@@ -114,16 +115,24 @@ impl<F: Real> Head<'_, F> {
         segment.steps = steps.len();
         segment.tail = pairs.tail(steps.start);
         segment.first = usize::from(steps.start == 0 && pairs.boundary());
-        segment.q.clear();
-        segment.x.clear();
+        segment.qx.clear();
         segment.v.clear();
         coefficients.gain.clear();
         coefficients.decay.clear();
+        for t in steps.clone().map(|t| base + t) {
+            segment.qx.extend_from_slice(self.inputs.q.row(t, key_head));
+            if let Some(gain) = &self.inputs.gain {
+                coefficients.gain.extend_from_slice(gain.row(t, self.head));
+            }
+            if let Some(decay) = &self.inputs.decay {
+                coefficients.decay.extend_from_slice(decay.row(t, self.head));
+            }
+        }
         for time in steps.start as isize - segment.tail as isize..steps.end as isize {
             let (key, value) = pairs.places(time);
             match key {
-                None => segment.x.resize(segment.x.len() + self.sizes.dim_k, F::zero()),
-                Some(place) => segment.x.extend_from_slice(self.key(place, base, key_head)),
+                None => segment.qx.resize(segment.qx.len() + self.sizes.dim_k, F::zero()),
+                Some(place) => segment.qx.extend_from_slice(self.key(place, base, key_head)),
             }
             match value {
                 Place::Tail(slot) => {
@@ -136,16 +145,7 @@ impl<F: Real> Head<'_, F> {
                 segment.v.push(F::one());
             }
         }
-        for t in steps.map(|t| base + t) {
-            segment.q.extend_from_slice(self.inputs.q.row(t, key_head));
-            if let Some(gain) = &self.inputs.gain {
-                coefficients.gain.extend_from_slice(gain.row(t, self.head));
-            }
-            if let Some(decay) = &self.inputs.decay {
-                coefficients.decay.extend_from_slice(decay.row(t, self.head));
-            }
-        }
-        coefficients.forward(self.rule, segment, energies);
+        dispatch(Step { coefficients, rule: self.rule, segment, energies });
     }
 
     fn key(&self, place: Place, base: usize, key_head: usize) -> &[F] {
@@ -192,5 +192,20 @@ pub(crate) fn advance<F: Real>(rule: &Rule, inputs: &Inputs<'_, F>, sizes: &Size
             state.last_key_of_mut(sequence, key_head).copy_from_slice(last);
         }
         state.started[sequence] = true;
+    }
+}
+
+/// The coefficients of a packed segment.
+struct Step<'a, F> {
+    coefficients: &'a mut Coefficients<F>,
+    rule: &'a Rule,
+    segment: &'a mut Segment<F>,
+    energies: bool,
+}
+
+impl<F: Real> Vectorised for Step<'_, F> {
+    #[inline(always)]
+    fn run(self) {
+        self.coefficients.forward(self.rule, self.segment, self.energies);
     }
 }

@@ -55,13 +55,16 @@ pub mod normaliser;
 mod real;
 mod recurrent;
 pub mod rule;
+mod scratch;
 mod segment;
+mod shared;
+mod simd;
 pub mod solvers;
 mod state;
 mod step;
 mod view;
 
-pub use backward::{Grads, backward};
+pub use backward::{Grads, Tape, backward, record};
 pub use call::{Realised, coefficients, forward};
 pub use decode::Decoder;
 pub use error::{Error, RuleError};

@@ -1,5 +1,7 @@
 //! Matrix products over slices, by the `gemm` crate's microkernels.
 
+use std::ops::Range;
+
 use gemm::Parallelism;
 
 use crate::Real;
@@ -26,23 +28,60 @@ impl<'a, F: Real> Mat<'a, F> {
         let Self { data, rows, cols, row_stride, col_stride } = self;
         Self { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
     }
+
+    /// Some of the rows.
+    pub fn rows(self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
+        let start = (range.start * self.row_stride).min(self.data.len());
+        Self { data: &self.data[start..], rows: range.len(), ..self }
+    }
+
+    /// Some of the columns.
+    pub fn cols(self, range: Range<usize>) -> Self {
+        self.t().rows(range).t()
+    }
 }
 
-/// `dst = dst · keep + a b`, with `dst` row-major.
-pub(crate) fn matmul<F: Real>(dst: &mut [F], keep: F, a: Mat<'_, F>, b: Mat<'_, F>) {
+/// A matrix to write to; its rows are contiguous.
+pub(crate) struct MatMut<'a, F> {
+    data: &'a mut [F],
+    rows: usize,
+    cols: usize,
+    row_stride: usize,
+}
+
+impl<'a, F: Real> MatMut<'a, F> {
+    /// Row-major with `cols` columns, as many rows as there are.
+    pub fn new(data: &'a mut [F], cols: usize) -> Self {
+        assert!(cols > 0 && data.len().is_multiple_of(cols), "{} elements in rows of {cols}", data.len());
+        Self { rows: data.len() / cols, cols, row_stride: cols, data }
+    }
+
+    /// Some of the rows, and some of their columns.
+    pub fn block(self, rows: Range<usize>, cols: Range<usize>) -> Self {
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
+        assert!(cols.start <= cols.end && cols.end <= self.cols, "columns {cols:?} of {}", self.cols);
+        let start = (rows.start * self.row_stride + cols.start).min(self.data.len());
+        Self { data: &mut self.data[start..], rows: rows.len(), cols: cols.len(), row_stride: self.row_stride }
+    }
+}
+
+/// `dst = dst · keep + a b`.
+pub(crate) fn matmul<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat<'_, F>) {
     assert_eq!(a.cols, b.rows, "inner dimensions");
-    assert_eq!(dst.len(), a.rows * b.cols, "size of the product");
+    assert_eq!((dst.rows, dst.cols), (a.rows, b.cols), "size of the product");
     let accumulate = keep != F::zero();
-    // SAFETY: `Mat` only holds shapes whose every element lies in its slice (checked in `new`, kept by `t`),
-    // `dst` has `a.rows × b.cols` elements (checked above) and, being borrowed mutably, overlaps neither input.
+    // SAFETY: `Mat` and `MatMut` only hold shapes whose every element lies in their slice: `new` checks it, and
+    // blocks and transposes only address elements of what they are taken from. `dst`, being borrowed mutably, overlaps
+    // neither input, and its rows do not overlap each other.
     unsafe {
         gemm::gemm(
-            a.rows,
-            b.cols,
+            dst.rows,
+            dst.cols,
             a.cols,
-            dst.as_mut_ptr(),
+            dst.data.as_mut_ptr(),
             1,
-            b.cols as isize,
+            dst.row_stride as isize,
             accumulate,
             a.data.as_ptr(),
             a.col_stride as isize,
@@ -60,25 +99,60 @@ pub(crate) fn matmul<F: Real>(dst: &mut [F], keep: F, a: Mat<'_, F>, b: Mat<'_, 
     }
 }
 
-/// `a b` as a new row-major matrix.
-pub(crate) fn product<F: Real>(a: Mat<'_, F>, b: Mat<'_, F>) -> Vec<F> {
-    let mut dst = vec![F::zero(); a.rows * b.cols];
-    matmul(&mut dst, F::zero(), a, b);
-    dst
+/// Rows of a triangular product that are computed at once: wide enough for the microkernels, narrow enough to skip
+/// most of the half that is zero.
+const TRIANGLE: usize = 32;
+
+/// `dst += a b` for `a` whose row `i` is zero from column `bound(i)` on, `bound` rising: the zeros are skipped.
+pub(crate) fn lower_matmul<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound: impl Fn(usize) -> usize) {
+    for start in (0..a.rows).step_by(TRIANGLE) {
+        let rows = start..(start + TRIANGLE).min(a.rows);
+        let used = 0..bound(rows.end - 1).min(a.cols);
+        let dst = MatMut::new(dst, b.cols).block(rows.clone(), 0..b.cols);
+        matmul(dst, F::one(), a.rows(rows).cols(used.clone()), b.rows(used));
+    }
+}
+
+/// `dst += aᵀ b` for the same `a`.
+pub(crate) fn lower_matmul_t<F: Real>(
+    dst: &mut [F],
+    a: Mat<'_, F>,
+    b: Mat<'_, F>,
+    bound: impl Fn(usize) -> usize,
+) {
+    for start in (0..a.rows).step_by(TRIANGLE) {
+        let rows = start..(start + TRIANGLE).min(a.rows);
+        let used = 0..bound(rows.end - 1).min(a.cols);
+        let dst = MatMut::new(dst, b.cols).block(used.clone(), 0..b.cols);
+        matmul(dst, F::one(), a.rows(rows.clone()).cols(used).t(), b.rows(rows));
+    }
+}
+
+/// `dst = a b` where only columns below `bound(i)` of row `i` are wanted; the others are left as they are.
+pub(crate) fn product_lower<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound: impl Fn(usize) -> usize) {
+    for start in (0..a.rows).step_by(TRIANGLE) {
+        let rows = start..(start + TRIANGLE).min(a.rows);
+        let wanted = 0..bound(rows.end - 1).min(b.cols);
+        let dst = MatMut::new(dst, b.cols).block(rows.clone(), wanted.clone());
+        matmul(dst, F::zero(), a.rows(rows), b.cols(wanted));
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn numbers(len: usize, modulus: usize) -> Vec<f64> {
+        (0..len).map(|i| (i % modulus) as f64 - (modulus / 2) as f64).collect()
+    }
+
     #[test]
     fn products_match_the_definition() {
         for (m, k, n) in [(1, 1, 1), (3, 5, 2), (16, 64, 33), (65, 7, 64), (0, 3, 2)] {
-            let a: Vec<f64> = (0..m * k).map(|i| (i % 7) as f64 - 3.0).collect();
-            let b: Vec<f64> = (0..k * n).map(|i| (i % 5) as f64 - 2.0).collect();
+            let (a, b) = (numbers(m * k, 7), numbers(k * n, 5));
             let transposed: Vec<f64> = (0..k * n).map(|i| b[i % k * n + i / k]).collect();
             let mut dst = vec![1.0; m * n];
-            matmul(&mut dst, 2.0, Mat::new(&a, k), Mat::new(&transposed, k).t());
+            matmul(MatMut::new(&mut dst, n), 2.0, Mat::new(&a, k), Mat::new(&transposed, k).t());
             for i in 0..m {
                 for j in 0..n {
                     let expected: f64 = (0..k).map(|l| a[i * k + l] * b[l * n + j]).sum();
@@ -89,8 +163,46 @@ mod tests {
     }
 
     #[test]
+    fn triangles_match_full_products() {
+        for (rows, offset) in [(1, 1), (31, 0), (64, 1), (77, 5)] {
+            let (width, n) = (rows + offset, 3);
+            let bound = |i: usize| i + offset;
+            let mut a = numbers(rows * width, 11);
+            for i in 0..rows {
+                a[i * width..(i + 1) * width][bound(i)..].fill(0.0);
+            }
+            let (b, c) = (numbers(width * n, 5), numbers(rows * n, 7));
+            let (a, b, c) = (Mat::new(&a, width), Mat::new(&b, n), Mat::new(&c, n));
+
+            let (mut full, mut lower) = (vec![0.5; rows * n], vec![0.5; rows * n]);
+            matmul(MatMut::new(&mut full, n), 1.0, a, b);
+            lower_matmul(&mut lower, a, b, bound);
+            assert_eq!(full, lower);
+
+            let (mut full, mut lower) = (vec![0.5; width * n], vec![0.5; width * n]);
+            matmul(MatMut::new(&mut full, n), 1.0, a.t(), c);
+            lower_matmul_t(&mut lower, a, c, bound);
+            assert_eq!(full, lower);
+
+            let (mut full, mut lower) = (vec![0.0; rows * width], vec![0.0; rows * width]);
+            matmul(MatMut::new(&mut full, width), 0.0, c, b.t());
+            product_lower(&mut lower, c, b.t(), bound);
+            for i in 0..rows {
+                assert_eq!(full[i * width..][..bound(i)], lower[i * width..][..bound(i)]);
+            }
+        }
+    }
+
+    #[test]
     #[should_panic(expected = "inner dimensions")]
     fn mismatched_products_are_refused() {
-        product(Mat::new(&[1.0; 6], 3), Mat::new(&[1.0; 4], 2));
+        let mut dst = [0.0; 4];
+        matmul(MatMut::new(&mut dst, 2), 0.0, Mat::new(&[1.0; 6], 3), Mat::new(&[1.0; 4], 2));
+    }
+
+    #[test]
+    #[should_panic(expected = "rows 1..4 of 3")]
+    fn blocks_outside_are_refused() {
+        Mat::new(&[1.0; 6], 2).rows(1..4);
     }
 }

@@ -39,24 +39,37 @@ mod sealed {
     impl Sealed for f64 {}
 }
 
-/// `Σ aᵢ bᵢ`, in eight partial sums so that the compiler can keep them in one vector register.
+// The loops below are inlined wherever they are used, so that inside `simd::dispatch` they are compiled for the
+// instructions the machine has.
+
+/// `Σ aᵢ bᵢ`, in sixteen partial sums so that the compiler can keep them in vector registers.
+#[inline(always)]
 pub(crate) fn dot<F: Real>(a: &[F], b: &[F]) -> F {
     debug_assert_eq!(a.len(), b.len());
-    let mut lanes = [F::zero(); 8];
-    let (a_blocks, a_rest) = a.as_chunks::<8>();
-    let (b_blocks, b_rest) = b.as_chunks::<8>();
+    const LANES: usize = 16;
+    let mut lanes = [F::zero(); LANES];
+    let (a_blocks, a_rest) = a.as_chunks::<LANES>();
+    let (b_blocks, b_rest) = b.as_chunks::<LANES>();
     for (x, y) in a_blocks.iter().zip(b_blocks) {
-        for lane in 0..8 {
+        for lane in 0..LANES {
             lanes[lane] += x[lane] * y[lane];
         }
     }
-    for (x, y) in a_rest.iter().zip(b_rest) {
-        lanes[0] += *x * *y;
+    for (lane, (x, y)) in lanes.iter_mut().zip(a_rest.iter().zip(b_rest)) {
+        *lane += *x * *y;
     }
-    lanes.into_iter().sum()
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] += lanes[lane + half];
+        }
+        half /= 2;
+    }
+    lanes[0]
 }
 
 /// `y += scale · x`.
+#[inline(always)]
 pub(crate) fn axpy<F: Real>(y: &mut [F], scale: F, x: &[F]) {
     debug_assert_eq!(y.len(), x.len());
     for (y, x) in y.iter_mut().zip(x) {
@@ -65,9 +78,49 @@ pub(crate) fn axpy<F: Real>(y: &mut [F], scale: F, x: &[F]) {
 }
 
 /// `y += x`.
+#[inline(always)]
 pub(crate) fn add<F: Real>(y: &mut [F], x: &[F]) {
     debug_assert_eq!(y.len(), x.len());
     for (y, x) in y.iter_mut().zip(x) {
         *y += *x;
+    }
+}
+
+/// `y *= scale`.
+#[inline(always)]
+pub(crate) fn scale<F: Real>(y: &mut [F], scale: F) {
+    for y in y {
+        *y *= scale;
+    }
+}
+
+/// `y ⊙= x`.
+#[inline(always)]
+pub(crate) fn multiply<F: Real>(y: &mut [F], x: &[F]) {
+    debug_assert_eq!(y.len(), x.len());
+    for (y, x) in y.iter_mut().zip(x) {
+        *y *= *x;
+    }
+}
+
+/// `y += Σ_l weights[l] · row l`, the rows lying `stride` apart in `rows`. A tile of `y` stays in registers throughout.
+#[inline(always)]
+pub(crate) fn combine<F: Real>(y: &mut [F], weights: &[F], rows: &[F], stride: usize) {
+    const TILE: usize = 32;
+    let width = y.len();
+    let (tiles, rest) = y.as_chunks_mut::<TILE>();
+    for (index, tile) in tiles.iter_mut().enumerate() {
+        let mut sum = *tile;
+        for (l, weight) in weights.iter().enumerate() {
+            let row: &[F; TILE] = rows[l * stride + index * TILE..].first_chunk().expect("a row as wide as y");
+            for lane in 0..TILE {
+                sum[lane] += *weight * row[lane];
+            }
+        }
+        *tile = sum;
+    }
+    let done = width - rest.len();
+    for (l, weight) in weights.iter().enumerate() {
+        axpy(rest, *weight, &rows[l * stride + done..][..width - done]);
     }
 }

@@ -21,16 +21,17 @@ pub(crate) struct Segment<F> {
     pub first: usize,
     pub window: usize,
     pub dim_k: usize,
+    /// Columns of a value.
+    pub values: usize,
     /// Columns of the memory: the value's, and the normaliser's.
     pub columns: usize,
     pub read_before: bool,
     pub erases: bool,
     /// Whether `write`, `erase` and `gamma` are `[steps, columns]` rather than `[steps]`.
     pub each_column: bool,
-    /// Queries `[steps, dim_k]`.
-    pub q: Vec<F>,
-    /// Write features `[rows, dim_k]`.
-    pub x: Vec<F>,
+    /// Queries `[steps, dim_k]`, and below them the write features `[rows, dim_k]`: one matrix, so that one product
+    /// with the memory serves reads and predictions.
+    pub qx: Vec<F>,
     /// Values `[rows, columns]`.
     pub v: Vec<F>,
     /// `w / B`: gain of the value, divided by the pairs in the window.
@@ -46,6 +47,7 @@ impl<F: Real> Segment<F> {
         Self {
             window: rule.window,
             dim_k,
+            values: dim_v,
             columns: rule.state_columns(dim_v),
             read_before: rule.read == Read::Before,
             erases: rule.erases(),
@@ -54,16 +56,19 @@ impl<F: Real> Segment<F> {
         }
     }
 
+    #[inline(always)]
     pub fn rows(&self) -> usize {
         self.tail + self.steps
     }
 
     /// Gains a step.
+    #[inline(always)]
     pub fn gain_width(&self) -> usize {
         if self.each_column { self.columns } else { 1 }
     }
 
     /// The rows that step `i` writes: the latest `window` pairs.
+    #[inline(always)]
     pub fn window(&self, step: usize) -> Range<usize> {
         let newest = self.tail + step;
         let oldest = (newest + 1).saturating_sub(self.window);
@@ -71,34 +76,51 @@ impl<F: Real> Segment<F> {
     }
 
     /// The time at which step `i` reads the memory.
+    #[inline(always)]
     pub fn read_time(&self, step: usize) -> usize {
         if self.read_before { step } else { step + 1 }
     }
 
     /// The step that reads the memory at `time`, if there is one.
+    #[inline(always)]
     pub fn reader(&self, time: usize) -> Option<usize> {
         let step = if self.read_before { Some(time) } else { time.checked_sub(1) };
         step.filter(|step| *step < self.steps)
     }
 
+    /// Queries `[steps, dim_k]`.
+    pub fn q(&self) -> &[F] {
+        &self.qx[..self.steps * self.dim_k]
+    }
+
+    /// Write features `[rows, dim_k]`.
+    pub fn x(&self) -> &[F] {
+        &self.qx[self.steps * self.dim_k..]
+    }
+
+    #[inline(always)]
     pub fn q_row(&self, step: usize) -> &[F] {
-        &self.q[row(step, self.dim_k)]
+        &self.qx[row(step, self.dim_k)]
     }
 
+    #[inline(always)]
     pub fn x_row(&self, index: usize) -> &[F] {
-        &self.x[row(index, self.dim_k)]
+        &self.qx[row(self.steps + index, self.dim_k)]
     }
 
+    #[inline(always)]
     pub fn v_row(&self, index: usize) -> &[F] {
         &self.v[row(index, self.columns)]
     }
 
     /// The gains of a step, one or one for each column, from `write`, `erase` or `gamma`.
+    #[inline(always)]
     pub fn gains<'a>(&self, of: &'a [F], step: usize) -> &'a [F] {
         &of[row(step, self.gain_width())]
     }
 
     /// One column's gain.
+    #[inline(always)]
     pub fn gain(&self, of: &[F], step: usize, column: usize) -> F {
         if self.each_column { of[step * self.columns + column] } else { of[step] }
     }
@@ -119,8 +141,8 @@ impl<F: Real> SegmentGrad<F> {
     /// All zero, in the sizes of `segment`.
     pub fn reset(&mut self, segment: &Segment<F>) {
         for (grad, like) in [
-            (&mut self.q, &segment.q),
-            (&mut self.x, &segment.x),
+            (&mut self.q, segment.q()),
+            (&mut self.x, segment.x()),
             (&mut self.v, &segment.v),
             (&mut self.write, &segment.write),
             (&mut self.erase, &segment.erase),
@@ -132,6 +154,7 @@ impl<F: Real> SegmentGrad<F> {
     }
 
     /// Adds to the gradient of a step's gain, over all columns or for one.
+    #[inline(always)]
     pub fn add_gain(of: &mut [F], segment: &Segment<F>, step: usize, column: usize, value: F) {
         let index = if segment.each_column { step * segment.columns + column } else { step };
         of[index] += value;

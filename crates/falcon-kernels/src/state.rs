@@ -175,6 +175,7 @@ impl<F: Real> State<F> {
 }
 
 /// Row `index` of a matrix with rows of `width`.
+#[inline(always)]
 pub(crate) fn row(index: usize, width: usize) -> std::ops::Range<usize> {
     index * width..(index + 1) * width
 }

@@ -6,6 +6,7 @@ use crate::segment::Segment;
 use crate::state::row;
 
 /// `o = Sᵀ q`.
+#[inline(always)]
 pub(crate) fn read<F: Real>(memory: &[F], q: &[F], out: &mut [F]) {
     out.fill(F::zero());
     for (k, q) in q.iter().enumerate() {
@@ -14,6 +15,7 @@ pub(crate) fn read<F: Real>(memory: &[F], q: &[F], out: &mut [F]) {
 }
 
 /// The predictions `p_j = Sᵀ x_j` and the writes `z_j = (w v_j − e p_j)/B` of one step, `[window, columns]`.
+#[inline(always)]
 pub(crate) fn predict<F: Real>(segment: &Segment<F>, step: usize, memory: &[F], p: &mut [F], z: &mut [F]) {
     let columns = segment.columns;
     for (slot, j) in segment.window(step).enumerate() {
@@ -27,6 +29,7 @@ pub(crate) fn predict<F: Real>(segment: &Segment<F>, step: usize, memory: &[F], 
 }
 
 /// `S ← γ S + Σ_j x_j z_jᵀ`.
+#[inline(always)]
 pub(crate) fn write<F: Real>(segment: &Segment<F>, step: usize, z: &[F], memory: &mut [F]) {
     let columns = segment.columns;
     scale_columns(memory, columns, segment.gains(&segment.gamma, step));
@@ -36,6 +39,7 @@ pub(crate) fn write<F: Real>(segment: &Segment<F>, step: usize, z: &[F], memory:
 }
 
 /// Multiplies every row by one number, or column by column.
+#[inline(always)]
 pub(crate) fn scale_columns<F: Real>(matrix: &mut [F], columns: usize, by: &[F]) {
     for line in matrix.chunks_exact_mut(columns) {
         match by {
@@ -46,6 +50,7 @@ pub(crate) fn scale_columns<F: Real>(matrix: &mut [F], columns: usize, by: &[F])
 }
 
 /// `M += scale · x yᵀ`.
+#[inline(always)]
 pub(crate) fn outer<F: Real>(matrix: &mut [F], scale: F, x: &[F], y: &[F]) {
     for (line, x) in matrix.chunks_exact_mut(y.len()).zip(x) {
         axpy(line, scale * *x, y);
@@ -53,6 +58,7 @@ pub(crate) fn outer<F: Real>(matrix: &mut [F], scale: F, x: &[F], y: &[F]) {
 }
 
 /// `y += scale · M x`, the product that gives gradients of keys and queries.
+#[inline(always)]
 pub(crate) fn apply<F: Real>(y: &mut [F], scale: F, matrix: &[F], x: &[F]) {
     for (y, line) in y.iter_mut().zip(matrix.chunks_exact(x.len())) {
         *y += scale * dot(line, x);

@@ -9,8 +9,9 @@
 //! ```
 
 use crate::Real;
-use crate::mat::{Mat, matmul, product};
-use crate::real::{axpy, dot};
+use crate::mat::{Mat, MatMut, matmul};
+use crate::real::{combine, dot, multiply};
+use crate::scratch::Scratch;
 use crate::segment::{Segment, SegmentGrad};
 use crate::state::row;
 use crate::step::scale_columns;
@@ -19,84 +20,97 @@ use crate::step::scale_columns;
 /// differentiated step by step instead.
 const LEAST_CARRY: f64 = 1.0 / 16.0;
 
-pub(super) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut [F]) {
-    Sweep::forward(segment, memory, out).finish(segment, memory);
+/// Whether [`backward`] would lose digits on this chunk.
+pub(super) fn needs_steps<F: Real>(segment: &Segment<F>) -> bool {
+    segment.gamma.iter().any(|gamma| *gamma < F::of(LEAST_CARRY))
+}
+
+#[inline(always)]
+pub(super) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut [F], scratch: &mut Scratch<F>) {
+    let [products, p, b, decayed, carry] = scratch.split(lengths(segment));
+    let mut sweep = Sweep { products, p, b, decayed, carry };
+    sweep.run(segment, memory, out);
+    sweep.finish(segment, memory);
+}
+
+fn lengths<F: Real>(segment: &Segment<F>) -> [usize; 5] {
+    let (steps, values) = (segment.steps, segment.steps * segment.columns);
+    [2 * steps * steps, values, values, values, values + segment.columns]
 }
 
 /// The forward pass inside a chunk, with what its adjoint needs.
-struct Sweep<F> {
-    /// `XXᵀ` where the rule erases, else empty.
-    gram: Vec<F>,
-    /// `QXᵀ`.
-    attention: Vec<F>,
+struct Sweep<'a, F> {
+    /// `QXᵀ`, and below it, where the rule erases, `XXᵀ`; `[steps, steps]` each.
+    products: &'a mut [F],
     /// `p_i`, `[steps, columns]`.
-    p: Vec<F>,
+    p: &'a mut [F],
     /// `b_i`, `[steps, columns]`.
-    b: Vec<F>,
-    /// `b_s` decayed to the end of the chunk.
-    decayed: Vec<F>,
+    b: &'a mut [F],
+    /// `b_s` decayed to the current time, in the end to that of the chunk.
+    decayed: &'a mut [F],
     /// `c_t`, `[steps + 1, columns]`.
-    carry: Vec<F>,
+    carry: &'a mut [F],
 }
 
-impl<F: Real> Sweep<F> {
+impl<F: Real> Sweep<'_, F> {
     /// Fills `out`; `memory` is the incoming one.
-    fn forward(segment: &Segment<F>, memory: &[F], out: &mut [F]) -> Self {
+    #[inline(always)]
+    fn run(&mut self, segment: &Segment<F>, memory: &[F], out: &mut [F]) {
         let (columns, dim_k, steps) = (segment.columns, segment.dim_k, segment.steps);
-        let (q, x) = (Mat::new(&segment.q, dim_k), Mat::new(&segment.x, dim_k));
-        matmul(out, F::zero(), q, Mat::new(memory, columns));
-        let mut sweep = Self {
-            gram: if segment.erases { product(x, x.t()) } else { Vec::new() },
-            attention: product(q, x.t()),
-            p: if segment.erases {
-                product(x, Mat::new(memory, columns))
-            } else {
-                vec![F::zero(); steps * columns]
-            },
-            b: vec![F::zero(); steps * columns],
-            decayed: vec![F::zero(); steps * columns],
-            carry: vec![F::one(); (steps + 1) * columns],
-        };
+        let (q, x, s0) = (Mat::new(segment.q(), dim_k), Mat::new(segment.x(), dim_k), Mat::new(memory, columns));
+        matmul(MatMut::new(out, columns), F::zero(), q, s0);
+        if segment.erases {
+            matmul(MatMut::new(self.products, steps), F::zero(), Mat::new(&segment.qx, dim_k), x.t());
+            matmul(MatMut::new(self.p, columns), F::zero(), x, s0);
+        } else {
+            matmul(MatMut::new(&mut self.products[..steps * steps], steps), F::zero(), q, x.t());
+        }
+        self.carry[..columns].fill(F::one());
         for step in 0..steps {
             let here = row(step, columns);
             if segment.read_before {
-                sweep.read(segment, step, step, &mut out[here.clone()]);
+                self.read(segment, step, step, &mut out[here.clone()]);
+            }
+            let b = &mut self.b[here.clone()];
+            let (write, v) = (&segment.write[here.clone()], &segment.v[here.clone()]);
+            for c in 0..columns {
+                b[c] = write[c] * v[c];
             }
             if segment.erases {
-                let p = &mut sweep.p[here.clone()];
-                multiply(p, &sweep.carry[here.clone()]);
-                for s in 0..step {
-                    axpy(p, sweep.gram[step * steps + s], &sweep.decayed[row(s, columns)]);
+                let p = &mut self.p[here.clone()];
+                multiply(p, &self.carry[here.clone()]);
+                combine(p, &self.products[row(steps + step, steps)][..step], self.decayed, columns);
+                let erase = &segment.erase[here.clone()];
+                for c in 0..columns {
+                    b[c] -= erase[c] * p[c];
                 }
             }
-            for c in here.clone() {
-                sweep.b[c] = segment.write[c] * segment.v[c] - segment.erase[c] * sweep.p[c];
-            }
             let gamma = &segment.gamma[here.clone()];
-            scale_columns(&mut sweep.decayed[..step * columns], columns, gamma);
-            sweep.decayed[here.clone()].copy_from_slice(&sweep.b[here.clone()]);
-            sweep.carry.copy_within(here.clone(), here.end);
-            multiply(&mut sweep.carry[row(step + 1, columns)], gamma);
+            scale_columns(&mut self.decayed[..step * columns], columns, gamma);
+            self.decayed[here.clone()].copy_from_slice(b);
+            let (before, after) = self.carry[here.start..][..2 * columns].split_at_mut(columns);
+            for c in 0..columns {
+                after[c] = before[c] * gamma[c];
+            }
             if !segment.read_before {
-                sweep.read(segment, step, step + 1, &mut out[here]);
+                self.read(segment, step, step + 1, &mut out[here]);
             }
         }
-        sweep
     }
 
     /// `o` of one step, from `S₀ᵀq` in `out`, while `decayed` is as of `time`.
+    #[inline(always)]
     fn read(&self, segment: &Segment<F>, step: usize, time: usize, out: &mut [F]) {
         multiply(out, &self.carry[row(time, segment.columns)]);
-        for s in 0..time {
-            axpy(out, self.attention[step * segment.steps + s], &self.decayed[row(s, segment.columns)]);
-        }
+        combine(out, &self.products[row(step, segment.steps)][..time], self.decayed, segment.columns);
     }
 
     /// The memory after the chunk, from the one before it.
+    #[inline(always)]
     fn finish(&self, segment: &Segment<F>, memory: &mut [F]) {
         scale_columns(memory, segment.columns, &self.carry[row(segment.steps, segment.columns)]);
-        let x = Mat::new(&segment.x, segment.dim_k);
-        matmul(memory, F::one(), x.t(), Mat::new(&self.decayed, segment.columns));
+        let x = Mat::new(segment.x(), segment.dim_k);
+        matmul(MatMut::new(memory, segment.columns), F::one(), x.t(), Mat::new(self.decayed, segment.columns));
     }
 }
 
@@ -114,30 +128,62 @@ impl<F: Real> Sweep<F> {
 /// ```
 ///
 /// a running sum in `f64`, begun anew in every chunk from the exact `⟨Λ_T, S_T⟩`.
+#[inline(always)]
 pub(super) fn backward<F: Real>(
     segment: &Segment<F>,
     memory: &[F],
     grad_out: &[F],
     adjoint: &mut [F],
     grad: &mut SegmentGrad<F>,
+    scratch: &mut Scratch<F>,
 ) {
-    if segment.gamma.iter().any(|gamma| *gamma < F::of(LEAST_CARRY)) {
-        return crate::recurrent::backward(segment, memory, grad_out, adjoint, grad);
-    }
     let (columns, dim_k, steps) = (segment.columns, segment.dim_k, segment.steps);
-    let mut out = vec![F::zero(); steps * columns];
-    let sweep = Sweep::forward(segment, memory, &mut out);
-    let x = Mat::new(&segment.x, dim_k);
+    let values = steps * columns;
+    let [l0, l1, l2, l3, l4] = lengths(segment);
+    let [
+        products,
+        p,
+        b,
+        decayed,
+        carry,
+        out,
+        a,
+        reads,
+        erased,
+        grad_attention,
+        grad_gram,
+        weights,
+        final_carry,
+        last,
+    ] = scratch.split([
+        l0,
+        l1,
+        l2,
+        l3,
+        l4,
+        values,
+        values,
+        values,
+        values,
+        steps * steps,
+        steps * steps,
+        steps,
+        columns,
+        memory.len(),
+    ]);
+    let mut sweep = Sweep { products, p, b, decayed, carry };
+    sweep.run(segment, memory, out);
+    last.copy_from_slice(memory);
+    sweep.finish(segment, last);
+    let x = Mat::new(segment.x(), dim_k);
 
-    let mut inner = Inner::new(segment, &sweep, memory, adjoint);
-    let final_x = product(x, Mat::new(adjoint, columns));
+    let mut inner = Inner::new(columns, last, adjoint);
+    matmul(MatMut::new(a, columns), F::zero(), x, Mat::new(adjoint, columns));
     // Λ_T decayed to the current time, D[T][t].
-    let mut final_carry = vec![F::one(); columns];
-    let mut reads = grad_out.to_vec();
-    let mut erased = vec![F::zero(); steps * columns];
-    let mut grad_attention = vec![F::zero(); steps * steps];
-    let mut grad_gram = vec![F::zero(); steps * steps];
-    let mut a = vec![F::zero(); columns];
+    final_carry.fill(F::one());
+    reads.copy_from_slice(grad_out);
+    grad_attention.fill(F::zero());
+    grad_gram.fill(F::zero());
     for step in (0..steps).rev() {
         let here = row(step, columns);
         if let Some(reader) = segment.reader(step + 1) {
@@ -145,56 +191,63 @@ pub(super) fn backward<F: Real>(
         }
         // The steps whose read sees this write.
         let seen_by = if segment.read_before { step + 1 } else { step };
-        a.copy_from_slice(&final_x[here.clone()]);
-        multiply(&mut a, &final_carry);
+        let (a, b) = (&mut a[here.clone()], &sweep.b[here.clone()]);
+        multiply(a, final_carry);
         for s in seen_by..steps {
-            axpy(&mut a, sweep.attention[s * steps + step], &reads[row(s, columns)]);
-        }
-        if segment.erases {
-            for s in step + 1..steps {
-                axpy(&mut a, sweep.gram[s * steps + step], &erased[row(s, columns)]);
-            }
-        }
-        let b = &sweep.b[here.clone()];
-        for s in seen_by..steps {
+            weights[s] = sweep.products[s * steps + step];
             grad_attention[s * steps + step] = dot(&reads[row(s, columns)], b);
         }
+        combine(a, &weights[seen_by..], &reads[seen_by * columns..], columns);
         if segment.erases {
             for s in step + 1..steps {
+                weights[s] = sweep.products[(steps + s) * steps + step];
                 grad_gram[s * steps + step] = dot(&erased[row(s, columns)], b);
             }
+            combine(a, &weights[step + 1..], &erased[(step + 1) * columns..], columns);
         }
-        inner.step(segment, step, &a, b, grad);
-        for (c, i) in here.clone().enumerate() {
-            grad.v[i] += segment.write[i] * a[c];
-            grad.write[i] += a[c] * segment.v[i];
-            grad.erase[i] -= a[c] * sweep.p[i];
+        inner.step(segment, step, a, b, grad);
+        let (write, v, p) = (&segment.write[here.clone()], &segment.v[here.clone()], &sweep.p[here.clone()]);
+        let grad_v = &mut grad.v[here.clone()];
+        let grad_write = &mut grad.write[here.clone()];
+        for c in 0..columns {
+            grad_v[c] += write[c] * a[c];
+            grad_write[c] += a[c] * v[c];
         }
 
         // From after the step to before it.
         let gamma = &segment.gamma[here.clone()];
-        multiply(&mut final_carry, gamma);
+        multiply(final_carry, gamma);
         scale_columns(&mut reads[seen_by * columns..], columns, gamma);
         if segment.erases {
             scale_columns(&mut erased[here.end..], columns, gamma);
-            for (c, i) in here.enumerate() {
-                erased[i] = -segment.erase[i] * a[c];
+            let (erased, erase) = (&mut erased[here.clone()], &segment.erase[here.clone()]);
+            let grad_erase = &mut grad.erase[here];
+            for c in 0..columns {
+                grad_erase[c] -= a[c] * p[c];
+                erased[c] = -erase[c] * a[c];
             }
         }
     }
 
     // `reads` and `erased` are decayed to time 0 now, where they meet the incoming memory.
-    matmul(&mut grad.q, F::one(), Mat::new(&grad_attention, steps), x);
-    matmul(&mut grad.q, F::one(), Mat::new(&reads, columns), Mat::new(memory, columns).t());
-    matmul(&mut grad.x, F::one(), Mat::new(&grad_attention, steps).t(), Mat::new(&segment.q, dim_k));
-    matmul(&mut grad.x, F::one(), Mat::new(&sweep.decayed, columns), Mat::new(adjoint, columns).t());
-    scale_columns(adjoint, columns, &final_carry);
-    matmul(adjoint, F::one(), Mat::new(&segment.q, dim_k).t(), Mat::new(&reads, columns));
+    let (reads, erased, s0) = (Mat::new(reads, columns), Mat::new(erased, columns), Mat::new(memory, columns));
+    let (q, grad_attention, grad_gram) =
+        (Mat::new(segment.q(), dim_k), Mat::new(grad_attention, steps), Mat::new(grad_gram, steps));
+    let mut into_q = |a, b| matmul(MatMut::new(&mut grad.q, dim_k), F::one(), a, b);
+    into_q(grad_attention, x);
+    into_q(reads, s0.t());
+    let mut into_x = |a, b| matmul(MatMut::new(&mut grad.x, dim_k), F::one(), a, b);
+    into_x(grad_attention.t(), q);
+    into_x(Mat::new(sweep.decayed, columns), Mat::new(adjoint, columns).t());
     if segment.erases {
-        matmul(&mut grad.x, F::one(), Mat::new(&grad_gram, steps), x);
-        matmul(&mut grad.x, F::one(), Mat::new(&grad_gram, steps).t(), x);
-        matmul(&mut grad.x, F::one(), Mat::new(&erased, columns), Mat::new(memory, columns).t());
-        matmul(adjoint, F::one(), x.t(), Mat::new(&erased, columns));
+        into_x(grad_gram, x);
+        into_x(grad_gram.t(), x);
+        into_x(erased, s0.t());
+    }
+    scale_columns(adjoint, columns, final_carry);
+    matmul(MatMut::new(adjoint, columns), F::one(), q.t(), reads);
+    if segment.erases {
+        matmul(MatMut::new(adjoint, columns), F::one(), x.t(), erased);
     }
 }
 
@@ -202,38 +255,34 @@ pub(super) fn backward<F: Real>(
 struct Inner(Vec<f64>);
 
 impl Inner {
-    fn new<F: Real>(segment: &Segment<F>, sweep: &Sweep<F>, memory: &[F], adjoint: &[F]) -> Self {
-        let columns = segment.columns;
-        let mut last = memory.to_vec();
-        sweep.finish(segment, &mut last);
+    #[inline(always)]
+    fn new<F: Real>(columns: usize, memory: &[F], adjoint: &[F]) -> Self {
         let mut inner = vec![0.0; columns];
-        for (adjoint, last) in adjoint.chunks_exact(columns).zip(last.chunks_exact(columns)) {
-            for c in 0..columns {
-                inner[c] += adjoint[c].wide() * last[c].wide();
+        for (adjoint, memory) in adjoint.chunks_exact(columns).zip(memory.chunks_exact(columns)) {
+            for ((inner, adjoint), memory) in inner.iter_mut().zip(adjoint).zip(memory) {
+                *inner += adjoint.wide() * memory.wide();
             }
         }
         Self(inner)
     }
 
+    #[inline(always)]
     fn read<F: Real>(&mut self, out: &[F], grad_out: &[F]) {
         for (inner, (out, grad)) in self.0.iter_mut().zip(out.iter().zip(grad_out)) {
             *inner += out.wide() * grad.wide();
         }
     }
 
+    #[inline(always)]
     fn step<F: Real>(&mut self, segment: &Segment<F>, step: usize, a: &[F], b: &[F], grad: &mut SegmentGrad<F>) {
-        for (c, i) in row(step, segment.columns).enumerate() {
+        let here = row(step, segment.columns);
+        let (gamma, write, v) =
+            (&segment.gamma[here.clone()], &segment.write[here.clone()], &segment.v[here.clone()]);
+        let grad_gamma = &mut grad.gamma[here];
+        for (c, inner) in self.0.iter_mut().enumerate() {
             let a = a[c].wide();
-            let carried = self.0[c] - a * b[c].wide();
-            grad.gamma[i] += F::of(carried / segment.gamma[i].wide());
-            self.0[c] -= a * segment.write[i].wide() * segment.v[i].wide();
+            grad_gamma[c] += F::of((*inner - a * b[c].wide()) / gamma[c].wide());
+            *inner -= a * write[c].wide() * v[c].wide();
         }
-    }
-}
-
-/// `y ⊙= x`.
-fn multiply<F: Real>(y: &mut [F], x: &[F]) {
-    for (y, x) in y.iter_mut().zip(x) {
-        *y *= *x;
     }
 }

@@ -7,155 +7,149 @@
 //!
 //! Serves 1A, 3A, linear attention, RetNet/Lightning and Mamba-2.
 
-use super::{scale_rows, scaled_rows};
+use super::{copy_scaled, scale_rows};
 use crate::Real;
-use crate::mat::{Mat, matmul, product};
-use crate::real::{add, dot};
+use crate::mat::{Mat, MatMut, lower_matmul, lower_matmul_t, matmul, product_lower};
+use crate::real::{add, axpy, dot, scale};
+use crate::scratch::Scratch;
 use crate::segment::{Segment, SegmentGrad};
 use crate::state::row;
 
-/// The weights of every time: `m` is `[steps + 1, rows]`, `c` is `[steps + 1]`.
-struct Weights<F> {
-    m: Vec<F>,
-    c: Vec<F>,
-}
-
-impl<F: Real> Weights<F> {
-    fn new(segment: &Segment<F>) -> Self {
-        let rows = segment.rows();
-        let mut m = vec![F::zero(); (segment.steps + 1) * rows];
-        let mut c = vec![F::one(); segment.steps + 1];
-        for step in 0..segment.steps {
-            let gamma = segment.gamma[step];
-            c[step + 1] = gamma * c[step];
-            let (before, after) = m[step * rows..].split_at_mut(rows);
-            for r in 0..segment.tail + step {
-                after[r] = gamma * before[r];
-            }
-            for r in segment.window(step) {
-                after[r] += segment.write[step];
-            }
-        }
-        Self { m, c }
-    }
-
-    /// The weights that step `i` reads with.
-    fn read(&self, segment: &Segment<F>, step: usize) -> &[F] {
-        &self.m[row(segment.read_time(step), segment.rows())]
-    }
-
-    /// The weights after the last step.
-    fn last(&self, segment: &Segment<F>) -> &[F] {
-        &self.m[row(segment.steps, segment.rows())]
-    }
-}
-
-pub(super) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut [F]) {
-    let (columns, dim_k, steps) = (segment.columns, segment.dim_k, segment.steps);
-    let weights = Weights::new(segment);
+#[inline(always)]
+pub(super) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut [F], scratch: &mut Scratch<F>) {
+    let (columns, dim_k, steps, rows) = (segment.columns, segment.dim_k, segment.steps, segment.rows());
+    let [attention, weighted, m, c] = scratch.split([steps * rows, rows * dim_k, (steps + 1) * rows, steps + 1]);
     let (q, x, v) = matrices(segment);
-    let mut attention = product(q, x.t());
-    mask(&mut attention, segment, &weights);
+    weights(segment, m, c);
 
-    matmul(out, F::zero(), q, Mat::new(memory, columns));
-    scale_rows(out, columns, |i| weights.c[segment.read_time(i)]);
-    matmul(out, F::one(), Mat::new(&attention, segment.rows()), v);
+    product_lower(attention, q, x.t(), |step| written(segment, step));
+    for step in 0..steps {
+        let (done, rest) = attention[row(step, rows)].split_at_mut(written(segment, step));
+        crate::real::multiply(done, &m[row(segment.read_time(step), rows)][..done.len()]);
+        // Set, not multiplied by 0: what is not yet written may be anything.
+        rest.fill(F::zero());
+    }
+    matmul(MatMut::new(out, columns), F::zero(), q, Mat::new(memory, columns));
+    scale_rows(out, columns, |step| c[segment.read_time(step)]);
+    lower_matmul(out, Mat::new(attention, rows), v, |step| written(segment, step));
 
-    let weighted = scaled_rows(&segment.x, dim_k, |r| weights.last(segment)[r]);
-    matmul(memory, weights.c[steps], Mat::new(&weighted, dim_k).t(), v);
+    let last = &m[row(steps, rows)];
+    copy_scaled(weighted, segment.x(), dim_k, |r| last[r]);
+    matmul(MatMut::new(memory, columns), c[steps], Mat::new(weighted, dim_k).t(), v);
 }
 
 /// Adjoint of [`forward`]. The weights are numbers, so their gradients are too, and the recursion that made the
 /// weights, run backwards, takes them to `γ` and `w`.
+#[inline(always)]
 pub(super) fn backward<F: Real>(
     segment: &Segment<F>,
     memory: &[F],
     grad_out: &[F],
     adjoint: &mut [F],
     grad: &mut SegmentGrad<F>,
+    scratch: &mut Scratch<F>,
 ) {
     let (columns, dim_k, steps, rows) = (segment.columns, segment.dim_k, segment.steps, segment.rows());
-    let weights = Weights::new(segment);
+    let [attention, grad_attention, grad_m, m, c, final_x, reads, through_s0] = scratch.split([
+        steps * rows,
+        steps * rows,
+        (steps + 1) * rows,
+        (steps + 1) * rows,
+        steps + 1,
+        rows * columns,
+        steps * columns,
+        steps * dim_k,
+    ]);
     let (q, x, v) = matrices(segment);
-    let (s0, grad_o) = (Mat::new(memory, columns), Mat::new(grad_out, columns));
+    let grad_o = Mat::new(grad_out, columns);
+    weights(segment, m, c);
 
-    let attention = product(q, x.t());
-    let prior = product(q, s0);
-    // dP = dO Vᵀ, where P = QXᵀ ⊙ m.
-    let mut grad_attention = product(grad_o, v.t());
-    // Rows not yet written have weight 0 at that time and before, so what lands on them here goes nowhere.
-    let grad_m: Vec<F> = grad_attention.iter().zip(&attention).map(|(g, a)| *g * *a).collect();
-    mask(&mut grad_attention, segment, &weights);
-    let mut masked = attention;
-    mask(&mut masked, segment, &weights);
+    // P = QXᵀ ⊙ m, so dA = dP ⊙ m and dm = dP ⊙ A.
+    product_lower(attention, q, x.t(), |step| written(segment, step));
+    product_lower(grad_attention, grad_o, v.t(), |step| written(segment, step));
+    for step in 0..steps {
+        let (here, done) = (row(step, rows), written(segment, step));
+        let m = &m[row(segment.read_time(step), rows)];
+        let (a, a_rest) = attention[here.clone()].split_at_mut(done);
+        let (grad_a, grad_rest) = grad_attention[here.clone()].split_at_mut(done);
+        let grad_m = &mut grad_m[here];
+        for r in 0..done {
+            grad_m[r] = grad_a[r] * a[r];
+            grad_a[r] *= m[r];
+            a[r] *= m[r];
+        }
+        grad_m[done..].fill(F::zero());
+        a_rest.fill(F::zero());
+        grad_rest.fill(F::zero());
+    }
+    let bound = |step: usize| written(segment, step);
+    let (masked, grad_attention) = (Mat::new(attention, rows), Mat::new(grad_attention, rows));
 
-    let final_x = product(x, Mat::new(adjoint, columns));
-    let grad_last: Vec<F> = (0..rows).map(|r| dot(&final_x[row(r, columns)], segment.v_row(r))).collect();
-    weights_backward(
-        segment,
-        &weights,
-        grad,
-        |step| {
-            let read = dot(&prior[row(step, columns)], &grad_out[row(step, columns)]);
-            (read, &grad_m[row(step, rows)])
-        },
-        (dot(memory, adjoint), &grad_last),
-    );
-
-    matmul(&mut grad.q, F::one(), Mat::new(&grad_attention, rows), x);
-    let reads = scaled_rows(grad_out, columns, |i| weights.c[segment.read_time(i)]);
-    matmul(&mut grad.q, F::one(), Mat::new(&reads, columns), s0.t());
-
-    matmul(&mut grad.x, F::one(), Mat::new(&grad_attention, rows).t(), q);
-    let weighted = scaled_rows(&segment.v, columns, |r| weights.last(segment)[r]);
-    matmul(&mut grad.x, F::one(), Mat::new(&weighted, columns), Mat::new(adjoint, columns).t());
-
-    matmul(&mut grad.v, F::one(), Mat::new(&masked, rows).t(), grad_o);
-    add(&mut grad.v, &scaled_rows(&final_x, columns, |r| weights.last(segment)[r]));
-
-    matmul(adjoint, weights.c[steps], Mat::new(&segment.q, dim_k).t(), Mat::new(&reads, columns));
-}
-
-/// `m_{t+1} = γ m_t + w` backwards. `read(i)` gives the gradients of `c` and `m` from the read of step `i`, `last`
-/// those from the final memory.
-fn weights_backward<'a, F: Real>(
-    segment: &Segment<F>,
-    weights: &Weights<F>,
-    grad: &mut SegmentGrad<F>,
-    read: impl Fn(usize) -> (F, &'a [F]),
-    last: (F, &[F]),
-) {
-    let rows = segment.rows();
-    let (mut grad_c, mut grad_m) = (last.0, last.1.to_vec());
-    for step in (0..segment.steps).rev() {
+    // The read of the incoming memory: dq = c S₀ do, and dc = q·(S₀ do).
+    matmul(MatMut::new(through_s0, dim_k), F::zero(), grad_o, Mat::new(memory, columns).t());
+    let grad_c = |step: usize| dot(segment.q_row(step), &through_s0[row(step, dim_k)]);
+    matmul(MatMut::new(final_x, columns), F::zero(), x, Mat::new(adjoint, columns));
+    let (grad_m, grad_last) = grad_m.split_at_mut(steps * rows);
+    for r in 0..rows {
+        grad_last[r] = dot(&final_x[row(r, columns)], segment.v_row(r));
+    }
+    let mut carried = dot(memory, adjoint);
+    // m_{t+1} = γ m_t + w and c_{t+1} = γ c_t, backwards.
+    for step in (0..steps).rev() {
         if let Some(reader) = segment.reader(step + 1) {
-            let (c, m) = read(reader);
-            grad_c += c;
-            add(&mut grad_m, m);
+            carried += grad_c(reader);
+            add(grad_last, &grad_m[row(reader, rows)]);
         }
-        grad.write[step] += segment.window(step).map(|r| grad_m[r]).sum();
-        let before = &weights.m[row(step, rows)];
-        grad.gamma[step] += grad_c * weights.c[step] + dot(&grad_m, before);
-        let gamma = segment.gamma[step];
-        grad_c *= gamma;
-        grad_m.iter_mut().for_each(|g| *g *= gamma);
+        grad.write[step] += segment.window(step).map(|r| grad_last[r]).sum();
+        grad.gamma[step] += carried * c[step] + dot(grad_last, &m[row(step, rows)]);
+        carried *= segment.gamma[step];
+        scale(grad_last, segment.gamma[step]);
     }
+
+    for step in 0..steps {
+        axpy(&mut grad.q[row(step, dim_k)], c[segment.read_time(step)], &through_s0[row(step, dim_k)]);
+    }
+    lower_matmul(&mut grad.q, grad_attention, x, bound);
+    lower_matmul_t(&mut grad.x, grad_attention, q, bound);
+    lower_matmul_t(&mut grad.v, masked, grad_o, bound);
+    // What each pair leaves in the outgoing memory.
+    let last = &m[row(steps, rows)];
+    for r in 0..rows {
+        axpy(&mut grad.v[row(r, columns)], last[r], &final_x[row(r, columns)]);
+    }
+    copy_scaled(final_x, &segment.v, columns, |r| last[r]);
+    matmul(MatMut::new(&mut grad.x, dim_k), F::one(), Mat::new(final_x, columns), Mat::new(adjoint, columns).t());
+    copy_scaled(reads, grad_out, columns, |step| c[segment.read_time(step)]);
+    matmul(MatMut::new(adjoint, columns), c[steps], q.t(), Mat::new(reads, columns));
 }
 
-/// `P = A ⊙ m_τ`, by selection: what is not yet written is 0, not something times 0.
-fn mask<F: Real>(attention: &mut [F], segment: &Segment<F>, weights: &Weights<F>) {
+/// The weights of every time: `m` is `[steps + 1, rows]`, `c` is `[steps + 1]`.
+#[inline(always)]
+fn weights<F: Real>(segment: &Segment<F>, m: &mut [F], c: &mut [F]) {
     let rows = segment.rows();
+    m[..rows].fill(F::zero());
+    c[0] = F::one();
     for step in 0..segment.steps {
-        let written = segment.tail + segment.read_time(step);
-        let line = &mut attention[row(step, rows)];
-        for (a, m) in line[..written].iter_mut().zip(weights.read(segment, step)) {
-            *a *= *m;
+        let gamma = segment.gamma[step];
+        c[step + 1] = gamma * c[step];
+        let (before, after) = m[step * rows..][..2 * rows].split_at_mut(rows);
+        for (after, before) in after.iter_mut().zip(before) {
+            *after = gamma * *before;
         }
-        line[written..].fill(F::zero());
+        for r in segment.window(step) {
+            after[r] += segment.write[step];
+        }
     }
 }
 
+/// How many rows have been written when step `i` reads.
+#[inline(always)]
+fn written<F: Real>(segment: &Segment<F>, step: usize) -> usize {
+    segment.tail + segment.read_time(step)
+}
+
+#[inline(always)]
 fn matrices<F: Real>(segment: &Segment<F>) -> (Mat<'_, F>, Mat<'_, F>, Mat<'_, F>) {
-    let Segment { q, x, v, dim_k, columns, .. } = segment;
-    (Mat::new(q, *dim_k), Mat::new(x, *dim_k), Mat::new(v, *columns))
+    let Segment { v, dim_k, columns, .. } = segment;
+    (Mat::new(segment.q(), *dim_k), Mat::new(segment.x(), *dim_k), Mat::new(v, *columns))
 }

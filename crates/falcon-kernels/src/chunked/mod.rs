@@ -6,17 +6,35 @@
 
 mod columns;
 mod delta;
+mod delta_backward;
 mod linear;
 
 use crate::Real;
+use crate::scratch::Scratch;
 use crate::segment::{Segment, SegmentGrad};
+use crate::simd::{Vectorised, dispatch};
 
 /// As [`crate::recurrent::forward`].
-pub(crate) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut [F]) {
-    match segment {
-        Segment { each_column: true, .. } => columns::forward(segment, memory, out),
-        Segment { erases: true, .. } => delta::forward(segment, memory, out),
-        _ => linear::forward(segment, memory, out),
+pub(crate) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut [F], scratch: &mut Scratch<F>) {
+    dispatch(Forward { segment, memory, out, scratch });
+}
+
+struct Forward<'a, F> {
+    segment: &'a Segment<F>,
+    memory: &'a mut [F],
+    out: &'a mut [F],
+    scratch: &'a mut Scratch<F>,
+}
+
+impl<F: Real> Vectorised for Forward<'_, F> {
+    #[inline(always)]
+    fn run(self) {
+        let Self { segment, memory, out, scratch } = self;
+        match segment {
+            Segment { each_column: true, .. } => columns::forward(segment, memory, out, scratch),
+            Segment { erases: true, .. } => delta::forward(segment, memory, out, scratch),
+            _ => linear::forward(segment, memory, out, scratch),
+        }
     }
 }
 
@@ -27,25 +45,54 @@ pub(crate) fn backward<F: Real>(
     grad_out: &[F],
     adjoint: &mut [F],
     grad: &mut SegmentGrad<F>,
+    scratch: &mut Scratch<F>,
 ) {
-    match segment {
-        Segment { each_column: true, .. } => columns::backward(segment, memory, grad_out, adjoint, grad),
-        Segment { erases: true, .. } => delta::backward(segment, memory, grad_out, adjoint, grad),
-        _ => linear::backward(segment, memory, grad_out, adjoint, grad),
+    if segment.each_column && columns::needs_steps(segment) {
+        return crate::recurrent::backward(segment, memory, grad_out, adjoint, grad);
+    }
+    dispatch(Backward { segment, memory, grad_out, adjoint, grad, scratch });
+}
+
+struct Backward<'a, F> {
+    segment: &'a Segment<F>,
+    memory: &'a [F],
+    grad_out: &'a [F],
+    adjoint: &'a mut [F],
+    grad: &'a mut SegmentGrad<F>,
+    scratch: &'a mut Scratch<F>,
+}
+
+impl<F: Real> Vectorised for Backward<'_, F> {
+    #[inline(always)]
+    fn run(self) {
+        let Self { segment, memory, grad_out, adjoint, grad, scratch } = self;
+        match segment {
+            Segment { each_column: true, .. } => {
+                columns::backward(segment, memory, grad_out, adjoint, grad, scratch);
+            }
+            Segment { erases: true, .. } => {
+                delta_backward::backward(segment, memory, grad_out, adjoint, grad, scratch)
+            }
+            _ => linear::backward(segment, memory, grad_out, adjoint, grad, scratch),
+        }
     }
 }
 
 /// Scales row `r` of a matrix by `by(r)`.
+#[inline(always)]
 fn scale_rows<F: Real>(matrix: &mut [F], width: usize, by: impl Fn(usize) -> F) {
     for (r, line) in matrix.chunks_exact_mut(width).enumerate() {
-        let by = by(r);
-        line.iter_mut().for_each(|x| *x *= by);
+        crate::real::scale(line, by(r));
     }
 }
 
-/// A copy of `matrix` whose row `r` is scaled by `by(r)`.
-fn scaled_rows<F: Real>(matrix: &[F], width: usize, by: impl Fn(usize) -> F) -> Vec<F> {
-    let mut copy = matrix.to_vec();
-    scale_rows(&mut copy, width, by);
-    copy
+/// `to = from`, row `r` scaled by `by(r)`.
+#[inline(always)]
+fn copy_scaled<F: Real>(to: &mut [F], from: &[F], width: usize, by: impl Fn(usize) -> F) {
+    for (r, (to, from)) in to.chunks_exact_mut(width).zip(from.chunks_exact(width)).enumerate() {
+        let by = by(r);
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = by * *from;
+        }
+    }
 }

@@ -1,0 +1,422 @@
+//! The adjoint of [`super::delta`]. The adjoint of the memory lies in the span of the outgoing one, the queries
+//! and the pairs,
+//!
+//! ```text
+//! Λ at time t = D[T][t] Λ_T + Σ_s D[τ_s][t] q_s do_sᵀ + Σ_r x_r y_r(t)ᵀ
+//! ```
+//!
+//! and the sweep that finds `y` mirrors the forward one. Seen from the end, a pair enters at the step that closes it and
+//! leaves at the step that brought it; with `a_r(i) = Λᵀx_r` after step `i`,
+//!
+//! ```text
+//! a_r(i) in full where r enters, and for those that stay
+//! a_r(i−1) = γ_i a_r(i) − e_i Σ_{l in window of i} G_rl a_l(i) + (x_r·q) do    (q, do: the read at time i)
+//! y_r(i) = γ_i y_r(i+1) − e_i a_r(i)        y_r(t) = D[t_r′][t] Y_r  from its first time t_r′ down
+//! ```
+//!
+//! What is left are products of the two expansions, `dx = Σ Λ z − S (e a)`, pair by pair: matrix products where both pairs
+//! are closed, a band as wide as the window where one is open.
+
+use std::ops::Range;
+
+use super::copy_scaled;
+use super::delta::{BLOCK, Buffers, Chunk, Sweep, lengths};
+use crate::Real;
+use crate::mat::{Mat, MatMut, lower_matmul, lower_matmul_t, matmul, product_lower};
+use crate::real::{axpy, dot, scale};
+use crate::scratch::Scratch;
+use crate::segment::{Segment, SegmentGrad};
+use crate::state::row;
+
+#[inline(always)]
+pub(super) fn backward<F: Real>(
+    segment: &Segment<F>,
+    memory: &[F],
+    grad_out: &[F],
+    adjoint: &mut [F],
+    grad: &mut SegmentGrad<F>,
+    scratch: &mut Scratch<F>,
+) {
+    let (columns, dim_k, rows, steps) = (segment.columns, segment.dim_k, segment.rows(), segment.steps);
+    let [l0, l1, l2, l3, l4, l5, l6, l7, l8, l9] = lengths(segment);
+    let [decay, products, far, masked, prior, p, z, omega, closed, last, rest] =
+        scratch.split([l0, l1, l2, l3, l4, l5, l6, l7, l8, l9, reverse_length(segment)]);
+    let chunk = Chunk::new(segment, memory, Buffers { decay, products, far, masked, prior });
+    let mut sweep = Sweep { p, z, omega, closed };
+    sweep.run(&chunk);
+
+    let mut reverse = Reverse::new(segment, rest);
+    reverse.run(&chunk, &sweep, adjoint, grad_out, grad);
+    reverse.products(&chunk, &sweep, grad_out);
+    reverse.through_memory(segment, memory, grad_out);
+    reverse.decays(&chunk, &sweep, dot(memory, adjoint), grad);
+
+    let Reverse { y, read, predicted, band, through_q, vectors, .. } = reverse;
+    let (q, x) = (Mat::new(segment.q(), dim_k), Mat::new(segment.x(), dim_k));
+    let (read, predicted) = (Mat::new(read, rows), Mat::new(predicted, rows));
+    // A = QXᵀ: every read of every pair.
+    let written = |step: usize| segment.tail + segment.read_time(step);
+    lower_matmul(&mut grad.q, read, x, written);
+    lower_matmul_t(&mut grad.x, read, q, written);
+    for step in 0..steps {
+        let carry = chunk.decay(segment.read_time(step), 0);
+        axpy(&mut grad.q[row(step, dim_k)], carry, &through_q[row(step, dim_k)]);
+    }
+    // G = XXᵀ: predictions from closed pairs, both ways, and the band.
+    let known = |step: usize| chunk.closed_by(step);
+    lower_matmul(&mut grad.x[segment.tail * dim_k..], predicted, x, known);
+    lower_matmul_t(&mut grad.x, predicted, x.rows(segment.tail..rows), known);
+    for r in segment.first..rows {
+        for l in band_rows(segment, r) {
+            let weight = band[band_index(segment, l, r)];
+            axpy(&mut grad.x[row(r, dim_k)], weight, segment.x_row(l));
+        }
+    }
+    sweep.last(&chunk, last);
+    matmul(MatMut::new(&mut grad.x, dim_k), F::one(), Mat::new(last, columns), Mat::new(adjoint, columns).t());
+
+    // y at time 0 meets the incoming memory, and with the reads makes its adjoint.
+    for r in segment.tail..rows {
+        scale(&mut y[row(r, columns)], chunk.decay(r - segment.tail, 0));
+    }
+    let y = Mat::new(y, columns);
+    matmul(MatMut::new(&mut grad.x, dim_k), F::one(), y, Mat::new(memory, columns).t());
+    let reads = &mut vectors[..steps * columns];
+    copy_scaled(reads, grad_out, columns, |step| chunk.decay(segment.read_time(step), 0));
+    matmul(MatMut::new(adjoint, columns), chunk.decay(steps, 0), q.t(), Mat::new(reads, columns));
+    matmul(MatMut::new(adjoint, columns), F::one(), x.t(), y);
+}
+
+/// The reverse sweep and what it leaves behind.
+struct Reverse<'a, F> {
+    /// `y_r` as of the current time while the pair is open, `Y_r` once it has left, `[rows, columns]`.
+    y: &'a mut [F],
+    /// `a_r` of the rows in the window, `[rows, columns]`.
+    a: &'a mut [F],
+    /// `Λ_Tᵀ x_r`, `[rows, columns]`.
+    final_x: &'a mut [F],
+    /// What reads and the outgoing memory say to each row when it closes, `[rows, columns]`; later scratch.
+    vectors: &'a mut [F],
+    /// Gradient of `QXᵀ`, `[steps, rows]`.
+    read: &'a mut [F],
+    /// Gradient of the Gram matrix where the older pair was closed, `[steps, rows]`.
+    predicted: &'a mut [F],
+    /// Gradient of the Gram matrix where a pair was open; see [`band_index`].
+    band: &'a mut [F],
+    /// `S₀ do`, `[steps, dim_k]`.
+    through_q: &'a mut [F],
+    /// Gradients of the decays of closed rows from reads and predictions at each time, `[steps + 1, rows]`.
+    uses: &'a mut [F],
+}
+
+#[inline(always)]
+fn reverse_lengths<F: Real>(segment: &Segment<F>) -> [usize; 9] {
+    let (steps, rows) = (segment.steps, segment.rows());
+    let vectors = rows * segment.columns;
+    let band = if segment.window > 1 { rows * band_width(segment) } else { 0 };
+    [
+        vectors,
+        vectors,
+        vectors,
+        vectors,
+        steps * rows,
+        steps * rows,
+        band,
+        steps * segment.dim_k,
+        (steps + 1) * rows,
+    ]
+}
+
+fn reverse_length<F: Real>(segment: &Segment<F>) -> usize {
+    reverse_lengths(segment).iter().sum()
+}
+
+/// Rows that a window reaches to either side.
+#[inline(always)]
+fn band_width<F: Real>(segment: &Segment<F>) -> usize {
+    2 * segment.window.min(segment.rows())
+}
+
+/// The rows `l` near enough to `r` that one of them is open when they meet.
+#[inline(always)]
+fn band_rows<F: Real>(segment: &Segment<F>, r: usize) -> Range<usize> {
+    if segment.window == 1 {
+        return 0..0;
+    }
+    let reach = segment.window - 1;
+    r.saturating_sub(reach).max(segment.first)..(r + reach + 1).min(segment.rows())
+}
+
+/// Where the band keeps what `dx_r` gets of `x_l`.
+#[inline(always)]
+fn band_index<F: Real>(segment: &Segment<F>, l: usize, r: usize) -> usize {
+    r * band_width(segment) + l + segment.window.min(segment.rows()) - 1 - r
+}
+
+impl<'a, F: Real> Reverse<'a, F> {
+    #[inline(always)]
+    fn new(segment: &Segment<F>, buffer: &'a mut [F]) -> Self {
+        let mut rest = buffer;
+        let [y, a, final_x, vectors, read, predicted, band, through_q, uses] =
+            reverse_lengths(segment).map(|length| {
+                let (slice, after) = std::mem::take(&mut rest).split_at_mut(length);
+                rest = after;
+                slice
+            });
+        y.fill(F::zero());
+        band.fill(F::zero());
+        Self { y, a, final_x, vectors, read, predicted, band, through_q, uses }
+    }
+
+    #[inline(always)]
+    fn run(
+        &mut self,
+        chunk: &Chunk<'_, F>,
+        sweep: &Sweep<'_, F>,
+        adjoint: &[F],
+        grad_out: &[F],
+        grad: &mut SegmentGrad<F>,
+    ) {
+        let segment = chunk.segment;
+        let (columns, steps) = (segment.columns, segment.steps);
+        let x = Mat::new(segment.x(), segment.dim_k);
+        matmul(MatMut::new(self.final_x, columns), F::zero(), x, Mat::new(adjoint, columns));
+        self.entries(chunk, grad_out);
+        for start in (0..steps).step_by(BLOCK).rev() {
+            let block = start..(start + BLOCK).min(steps);
+            self.enter(chunk, block.clone());
+            for step in block.clone().rev() {
+                self.complete(chunk, block.end, step);
+                self.gather(chunk, sweep, step, grad);
+                self.leave(chunk, step);
+                if segment.window > 1 {
+                    self.stay(chunk, step, grad_out);
+                }
+            }
+        }
+    }
+
+    /// What reads and the outgoing memory say to each row at the time it closes, or at the end.
+    #[inline(always)]
+    fn entries(&mut self, chunk: &Chunk<'_, F>, grad_out: &[F]) {
+        let segment = chunk.segment;
+        let (columns, steps, rows) = (segment.columns, segment.steps, segment.rows());
+        let closed = chunk.closed_by(steps);
+        for r in 0..rows {
+            let carry = if r < closed { chunk.closed_decays(steps)[r] } else { F::one() };
+            for (entry, x) in self.vectors[row(r, columns)].iter_mut().zip(&self.final_x[row(r, columns)]) {
+                *entry = carry * *x;
+            }
+        }
+        let bound = |step| chunk.closed_by(segment.read_time(step));
+        lower_matmul_t(self.vectors, Mat::new(chunk.masked, rows), Mat::new(grad_out, columns), bound);
+        if let Some(reader) = segment.reader(steps) {
+            for r in closed..rows {
+                let weight = chunk.attention(reader)[r];
+                axpy(&mut self.vectors[row(r, columns)], weight, &grad_out[row(reader, columns)]);
+            }
+        }
+    }
+
+    /// For the rows that enter within a block of steps, what the pairs say that have left after it.
+    #[inline(always)]
+    fn enter(&mut self, chunk: &Chunk<'_, F>, block: Range<usize>) {
+        let segment = chunk.segment;
+        let (columns, rows) = (segment.columns, segment.rows());
+        let entering = chunk.closed_by(block.start)..chunk.closed_by(block.end);
+        if block.end < segment.steps && !entering.is_empty() {
+            let later = Mat::new(chunk.far, rows).rows(block.end..segment.steps).cols(entering.clone());
+            let y = Mat::new(self.y, columns).rows(segment.tail + block.end..rows);
+            matmul(MatMut::new(self.vectors, columns).block(entering, 0..columns), F::one(), later.t(), y);
+        }
+    }
+
+    /// `a_r` after `step` for the rows that enter there, in the block that ends at `end`.
+    #[inline(always)]
+    fn complete(&mut self, chunk: &Chunk<'_, F>, end: usize, step: usize) {
+        let segment = chunk.segment;
+        let (columns, rows, tail) = (segment.columns, segment.rows(), segment.tail);
+        let window = segment.window(step);
+        let last = step + 1 == segment.steps;
+        for r in window.filter(|r| last || chunk.closes(*r) == step + 1) {
+            let a = &mut self.a[row(r, columns)];
+            a.copy_from_slice(&self.vectors[row(r, columns)]);
+            if last {
+                continue;
+            }
+            for l in step + 1..end {
+                axpy(a, chunk.far[l * rows + r], &self.y[row(tail + l, columns)]);
+            }
+            for l in chunk.open_rows(step + 1) {
+                axpy(a, chunk.gram(r)[l], &self.y[row(l, columns)]);
+            }
+        }
+    }
+
+    /// `y_l(t)` as a number times a vector: settled if `l` was brought at `t` or later, else the current one.
+    #[inline(always)]
+    fn y(&self, chunk: &Chunk<'_, F>, l: usize, time: usize) -> (F, &[F]) {
+        let Segment { tail, columns, .. } = *chunk.segment;
+        let scale = if l >= tail + time { chunk.decay(l - tail, time) } else { F::one() };
+        (scale, &self.y[row(l, columns)])
+    }
+
+    /// The gradients that one step gives, with `a` and `y` as of the time after it.
+    #[inline(always)]
+    fn gather(&mut self, chunk: &Chunk<'_, F>, sweep: &Sweep<'_, F>, step: usize, grad: &mut SegmentGrad<F>) {
+        let segment = chunk.segment;
+        let columns = segment.columns;
+        for r in segment.window(step) {
+            let a = &self.a[row(r, columns)];
+            axpy(&mut grad.v[row(r, columns)], segment.write[step], a);
+            grad.write[step] += dot(a, segment.v_row(r));
+            grad.erase[step] -= dot(a, &sweep.p[chunk.slot(r, step)]);
+        }
+        if segment.window > 1 {
+            self.gather_open(chunk, sweep, step, grad);
+        }
+    }
+
+    /// The part of the gradients in which a pair is open.
+    #[inline(always)]
+    fn gather_open(&mut self, chunk: &Chunk<'_, F>, sweep: &Sweep<'_, F>, step: usize, grad: &mut SegmentGrad<F>) {
+        let segment = chunk.segment;
+        let (columns, rows, newest) = (segment.columns, segment.rows(), segment.tail + step);
+        let window = segment.window(step);
+        for r in window.clone() {
+            let slot = chunk.slot(r, step);
+            // Λ z_r, the part along x_l; beyond r + window it is Y_l · Ω_r.
+            for l in chunk.open_rows(step + 1).start..rows.min(r + segment.window) {
+                let (scale, y) = self.y(chunk, l, step + 1);
+                let value = scale * dot(y, &sweep.z[slot.clone()]);
+                self.band[band_index(segment, l, r)] += value;
+            }
+            let a = &self.a[row(r, columns)];
+            // −S e a_r, the part along x_l; before r − window it is Ω_l · Y_r.
+            for l in (r + 1).saturating_sub(segment.window).max(segment.first)..newest {
+                let (scale, omega) = sweep.omega(chunk, l, step);
+                self.band[band_index(segment, l, r)] -= segment.erase[step] * scale * dot(omega, a);
+            }
+            // ⟨Λ, S⟩ before the step.
+            if r < newest {
+                let (scale, omega) = sweep.omega(chunk, r, step);
+                grad.gamma[step] += scale * dot(omega, a);
+            }
+            if chunk.closes(r) > step + 1 {
+                let y = &self.y[row(r, columns)];
+                let mut rest = dot(y, &sweep.p[slot]);
+                for l in window.start..newest {
+                    let (scale, omega) = sweep.omega(chunk, l, step);
+                    rest -= chunk.gram(r)[l] * scale * dot(y, omega);
+                }
+                grad.gamma[step] += rest;
+            }
+        }
+    }
+
+    /// `y ← γ y − e a`, from after `step` to before it.
+    #[inline(always)]
+    fn leave(&mut self, chunk: &Chunk<'_, F>, step: usize) {
+        let segment = chunk.segment;
+        let (gamma, erase, columns) = (segment.gamma[step], segment.erase[step], segment.columns);
+        for r in segment.window(step) {
+            for (y, a) in self.y[row(r, columns)].iter_mut().zip(&self.a[row(r, columns)]) {
+                *y = gamma * *y - erase * *a;
+            }
+        }
+    }
+
+    /// `a_r` of the rows that stay in the window, from after `step` to before it.
+    #[inline(always)]
+    fn stay(&mut self, chunk: &Chunk<'_, F>, step: usize, grad_out: &[F]) {
+        let segment = chunk.segment;
+        let columns = segment.columns;
+        let window = segment.window(step);
+        let stays = window.start..window.end.saturating_sub(1).max(window.start);
+        // The new values go to `vectors`, whose rows of the window have been used up by now.
+        for r in stays.clone() {
+            let next = &mut self.vectors[row(r, columns)];
+            next.copy_from_slice(&self.a[row(r, columns)]);
+            scale(next, segment.gamma[step]);
+            for l in window.clone() {
+                axpy(next, -segment.erase[step] * chunk.gram(r)[l], &self.a[row(l, columns)]);
+            }
+            if let Some(reader) = segment.reader(step) {
+                axpy(next, chunk.attention(reader)[r], &grad_out[row(reader, columns)]);
+            }
+        }
+        let stays = stays.start * columns..stays.end * columns;
+        self.a[stays.clone()].copy_from_slice(&self.vectors[stays]);
+    }
+
+    /// `do · Ω` and `Y · Ω` of every closed pair: as gradients of `QXᵀ` and `XXᵀ`, and of the decays.
+    #[inline(always)]
+    fn products(&mut self, chunk: &Chunk<'_, F>, sweep: &Sweep<'_, F>, grad_out: &[F]) {
+        let segment = chunk.segment;
+        let (columns, rows, steps) = (segment.columns, segment.rows(), segment.steps);
+        let closed = Mat::new(sweep.closed, columns).t();
+        let y = Mat::new(self.y, columns).rows(segment.tail..rows);
+        product_lower(self.predicted, y, closed, |step| chunk.closed_by(step));
+        product_lower(self.read, Mat::new(grad_out, columns), closed, |step| {
+            chunk.closed_by(segment.read_time(step))
+        });
+        self.uses.fill(F::zero());
+        for step in 0..steps {
+            let known = chunk.closed_by(step);
+            let gram = chunk.gram(segment.tail + step);
+            let (predicted, rest) = self.predicted[row(step, rows)].split_at_mut(known);
+            let uses = &mut self.uses[row(step, rows)];
+            for (r, decay) in chunk.closed_decays(step).iter().enumerate() {
+                uses[r] += gram[r] * predicted[r];
+                predicted[r] *= *decay;
+            }
+            rest.fill(F::zero());
+
+            let time = segment.read_time(step);
+            let attention = chunk.attention(step);
+            let (read, rest) = self.read[row(step, rows)].split_at_mut(chunk.closed_by(time));
+            let uses = &mut self.uses[row(time, rows)];
+            for (r, decay) in chunk.closed_decays(time).iter().enumerate() {
+                uses[r] += attention[r] * read[r];
+                read[r] *= *decay;
+            }
+            rest.fill(F::zero());
+            for r in chunk.open_rows(time) {
+                let (scale, omega) = sweep.omega(chunk, r, time);
+                self.read[step * rows + r] = scale * dot(&grad_out[row(step, columns)], omega);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn through_memory(&mut self, segment: &Segment<F>, memory: &[F], grad_out: &[F]) {
+        let (grad_out, memory) = (Mat::new(grad_out, segment.columns), Mat::new(memory, segment.columns));
+        matmul(MatMut::new(self.through_q, segment.dim_k), F::zero(), grad_out, memory.t());
+    }
+
+    /// `D[t+1][s] = γ_t D[t][s]` backwards, for the incoming memory and all closed rows at once. `prior` is `⟨S₀, Λ_T⟩`.
+    #[inline(always)]
+    fn decays(&mut self, chunk: &Chunk<'_, F>, sweep: &Sweep<'_, F>, prior: F, grad: &mut SegmentGrad<F>) {
+        let segment = chunk.segment;
+        let (columns, rows, steps, dim_k) = (segment.columns, segment.rows(), segment.steps, segment.dim_k);
+        let read = |time: usize| match segment.reader(time) {
+            Some(reader) => dot(segment.q_row(reader), &self.through_q[row(reader, dim_k)]),
+            None => F::zero(),
+        };
+        let mut prior = prior + read(steps);
+        let (uses, sum) = self.uses.split_at_mut(steps * rows);
+        for r in 0..chunk.closed_by(steps) {
+            sum[r] += dot(&self.final_x[row(r, columns)], &sweep.closed[row(r, columns)]);
+        }
+        for step in (0..steps).rev() {
+            let (gamma, closed) = (segment.gamma[step], chunk.closed_by(step));
+            let sum = &mut sum[..closed];
+            grad.gamma[step] += prior * chunk.decay(step, 0) + dot(sum, chunk.closed_decays(step));
+            for (sum, uses) in sum.iter_mut().zip(&uses[row(step, rows)]) {
+                *sum = gamma * *sum + *uses;
+            }
+            let newest = row(segment.tail + step, columns);
+            prior = gamma * prior + read(step) + dot(&self.y[newest.clone()], &chunk.prior[newest]);
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! Run-time choice of vector instructions.
+
+use pulp::{Arch, Simd, WithSimd};
+
+/// Work whose body, inlined, is compiled once for each instruction set and run with the best one the machine has.
+pub(crate) trait Vectorised {
+    /// Must be `#[inline(always)]`, and so must what it calls, to be compiled for the chosen instructions.
+    fn run(self);
+}
+
+struct Wrapped<W>(W);
+
+impl<W: Vectorised> WithSimd for Wrapped<W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        self.0.run();
+    }
+}
+
+/// Runs `work` with the machine's vector instructions.
+pub(crate) fn dispatch(work: impl Vectorised) {
+    Arch::new().dispatch(Wrapped(work));
+}
