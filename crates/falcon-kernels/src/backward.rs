@@ -5,7 +5,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::call::{check, check_out, forward_checked, heads, heads_a_task};
-use crate::coefficients::Coefficients;
+use crate::coefficients::{Coefficients, Purpose};
 use crate::error::Error;
 use crate::form::Form;
 use crate::head::{Head, Pairs, Place};
@@ -226,7 +226,7 @@ fn run<F: Real>(form: Form, grad_out: &[F], groups: &mut [KeyGrad<'_, F>]) {
         for KeyGrad { q, k, last_key, tail_x, heads } in &mut *groups {
             for head in heads {
                 let memory = &head.saved[row(index, head.memory.len())];
-                head.head.pack(steps.clone(), &mut segment, &mut coefficients, false);
+                head.head.pack(steps.clone(), &mut segment, &mut coefficients, Purpose::Backward);
                 gather_upstream(head.head, &steps, grad_out, &mut upstream);
                 if let Some(n) = rule.normaliser {
                     // What was read is not kept: it is read again.

@@ -4,7 +4,7 @@ use std::slice::ChunksExactMut;
 
 use rayon::prelude::*;
 
-use crate::coefficients::Coefficients;
+use crate::coefficients::{Coefficients, Purpose};
 use crate::error::Error;
 use crate::form::Form;
 use crate::head::{Head, advance};
@@ -110,7 +110,7 @@ pub fn coefficients<F: Real>(rule: &Rule, inputs: &Inputs<'_, F>, state: &State<
         let (mut segment, mut found) = (Segment::new(rule, sizes.dim_k, sizes.dim_v), Coefficients::default());
         let mut rows = shared.each_ref().map(|(shared, width)| (shared.claim(head.sequence, head.head), *width));
         for steps in Form::Recurrent.segments(rule, head.tokens().len()) {
-            head.pack(steps.clone(), &mut segment, &mut found, true);
+            head.pack(steps.clone(), &mut segment, &mut found, Purpose::Show);
             let found = [&found.eta, &segment.gamma, &found.lambda, &found.energy];
             for ((rows, width), found) in rows.iter_mut().zip(found) {
                 for (step, found) in steps.clone().zip(found.chunks_exact(*width)) {
@@ -168,9 +168,16 @@ fn run<F: Real>(form: Form, runs: &mut [Run<'_, F>]) {
     let Head { rule, sizes: Sizes { dim_k, dim_v, .. }, .. } = runs[0].head;
     let (mut segment, mut coefficients) = (Segment::new(rule, dim_k, dim_v), Coefficients::default());
     let (mut raw, mut scratch) = (Vec::new(), Scratch::default());
-    for steps in form.segments(rule, runs[0].head.tokens().len()) {
-        for Run { head, memory, saved, out } in &mut *runs {
-            head.pack(steps.clone(), &mut segment, &mut coefficients, false);
+    let segments: Vec<_> = form.segments(rule, runs[0].head.tokens().len()).collect();
+    for (index, steps) in segments.iter().enumerate() {
+        for i in 0..runs.len() {
+            // The next head of this segment, or the first of the next one.
+            match runs.get(i + 1) {
+                Some(next) => next.head.prefetch(steps.clone()),
+                None => segments.get(index + 1).into_iter().for_each(|next| runs[0].head.prefetch(next.clone())),
+            }
+            let Run { head, memory, saved, out } = &mut runs[i];
+            head.pack(steps.clone(), &mut segment, &mut coefficients, Purpose::Forward);
             raw.resize(steps.len() * segment.columns, F::zero());
             if let Some(saved) = saved.next() {
                 saved.copy_from_slice(memory);

@@ -10,10 +10,20 @@
 //! ```
 
 use crate::Real;
-use crate::eigen::top_eigenpair;
+use crate::eigen::{LANES, Lanes, top_eigenpairs};
 use crate::real::axpy;
 use crate::rule::{Decay, Gain, Objective, Rule};
 use crate::segment::{Segment, SegmentGrad};
+
+/// What coefficients are worked out for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Forward,
+    /// What the gradient needs, too.
+    Backward,
+    /// To be looked at: the energy, too, where the rule does not use it.
+    Show,
+}
 
 /// What the gains of a segment came to. `eta` and the segment's `gamma` are per step, or per step and column.
 #[derive(Default)]
@@ -29,16 +39,20 @@ pub(crate) struct Coefficients<F> {
     denominator: Vec<F>,
     /// Where the clamp holds `γ`, it passes no gradient.
     clamped: Vec<bool>,
-    /// Top eigenvector of each step's window, `[steps, window]`; only for windowed regression.
+    /// Top eigenvector of each step's window, `[steps, window]`; only for windowed regression, for its gradient.
     top: Vec<f64>,
+    /// `x_r · x_{r−m}` for `m < window`, `[rows, window]`; only for windowed regression.
+    band: Vec<f64>,
+    /// Gram matrices of [`LANES`] windows, and their eigenvectors.
+    grams: Vec<Lanes>,
+    vectors: Vec<Lanes>,
     width: usize,
 }
 
 impl<F: Real> Coefficients<F> {
     /// Fills `eta`, `lambda`, `energy` and the segment's `write`, `erase`, `gamma` from `gain` and `decay`.
-    /// `energies` asks for the energy even where the rule does not use it.
     #[inline(always)]
-    pub fn forward(&mut self, rule: &Rule, segment: &mut Segment<F>, energies: bool) {
+    pub fn forward(&mut self, rule: &Rule, segment: &mut Segment<F>, purpose: Purpose) {
         let (steps, width) = (segment.steps, segment.gain_width());
         self.width = width;
         fill(&mut self.energy, steps, F::zero());
@@ -49,8 +63,8 @@ impl<F: Real> Coefficients<F> {
         fill(&mut segment.gamma, steps * width, F::one());
         fill(&mut segment.write, steps * width, F::zero());
         fill(&mut segment.erase, steps * width, F::zero());
-        if energies || rule.uses_energy() {
-            self.energies(rule, segment);
+        if purpose == Purpose::Show || rule.uses_energy() {
+            self.energies(rule, segment, purpose == Purpose::Backward);
         }
         for step in 0..steps {
             let pairs = segment.window(step).len();
@@ -114,29 +128,61 @@ impl<F: Real> Coefficients<F> {
     }
 
     #[inline(always)]
-    fn energies(&mut self, rule: &Rule, segment: &Segment<F>) {
-        let spectral = rule.window > 1 && rule.erases();
-        let mut gram = Vec::new();
-        if spectral {
-            fill(&mut self.top, segment.steps * rule.window, 0.0);
+    fn energies(&mut self, rule: &Rule, segment: &Segment<F>, gradient: bool) {
+        if rule.window > 1 && rule.erases() {
+            return self.curvatures(segment, gradient);
         }
         for step in 0..segment.steps {
             let window = segment.window(step);
             let pairs = window.len();
-            if pairs == 0 {
-                continue;
+            if pairs > 0 {
+                let sum: f64 = window.map(|j| dot_f64(segment.x_row(j), segment.x_row(j))).sum();
+                self.energy[step] = F::of(sum / pairs as f64);
             }
-            let sum = if spectral {
-                gram.clear();
-                for a in window.clone() {
-                    gram.extend(window.clone().map(|b| dot_f64(segment.x_row(a), segment.x_row(b))));
+        }
+    }
+
+    /// The largest eigenvalue of every window's Gram matrix over its pairs, several windows at a time; with `gradient`, the
+    /// eigenvectors too.
+    #[inline(always)]
+    fn curvatures(&mut self, segment: &Segment<F>, gradient: bool) {
+        // A window that reaches back further than there are rows has no more pairs than rows.
+        let size = segment.window.min(segment.rows());
+        fill(&mut self.band, segment.rows() * size, 0.0);
+        for r in segment.first..segment.rows() {
+            for m in 0..size.min(r + 1 - segment.first) {
+                self.band[r * size + m] = dot_f64(segment.x_row(r), segment.x_row(r - m));
+            }
+        }
+        fill(&mut self.top, if gradient { segment.steps * size } else { 0 }, 0.0);
+        fill(&mut self.vectors, if gradient { size * size } else { 0 }, [0.0; LANES]);
+        for start in (0..segment.steps).step_by(LANES) {
+            // Windows that are not full are filled up with zeros, which changes no eigenvalue but adds 0 to them.
+            fill(&mut self.grams, size * size, [0.0; LANES]);
+            let steps = start..(start + LANES).min(segment.steps);
+            for (lane, step) in steps.clone().enumerate() {
+                let window = segment.window(step);
+                for (a, r) in window.clone().enumerate() {
+                    for (b, l) in (window.start..=r).enumerate() {
+                        let entry = self.band[r * size + r - l];
+                        self.grams[a * size + b][lane] = entry;
+                        self.grams[b * size + a][lane] = entry;
+                    }
                 }
-                let top = &mut self.top[step * rule.window..][..pairs];
-                top_eigenpair(&mut gram, pairs, top)
-            } else {
-                window.map(|j| dot_f64(segment.x_row(j), segment.x_row(j))).sum()
-            };
-            self.energy[step] = F::of(sum / pairs as f64);
+            }
+            let precision = F::epsilon().wide() / 128.0;
+            let top = top_eigenpairs(&mut self.grams, size, precision, &mut self.vectors);
+            for (lane, step) in steps.enumerate() {
+                let pairs = segment.window(step).len();
+                if pairs > 0 {
+                    self.energy[step] = F::of(top[lane] / pairs as f64);
+                }
+                if gradient {
+                    for i in 0..size {
+                        self.top[step * size + i] = self.vectors[i][lane];
+                    }
+                }
+            }
         }
     }
 
@@ -225,7 +271,8 @@ impl<F: Real> Coefficients<F> {
         let scale = F::of(2.0) * grad_energy / F::of(window.len() as f64);
         let dim_k = segment.dim_k;
         if rule.window > 1 && rule.erases() {
-            let top = &self.top[step * rule.window..][..window.len()];
+            let size = rule.window.min(segment.rows());
+            let top = &self.top[step * size..][..window.len()];
             let mut along = vec![F::zero(); dim_k];
             for (j, u) in window.clone().zip(top) {
                 axpy(&mut along, F::of(*u), segment.x_row(j));

@@ -1,7 +1,7 @@
 //! One token at a time, for streams: the memory is all there is, and it does not grow.
 
 use crate::call::{check, check_out};
-use crate::coefficients::Coefficients;
+use crate::coefficients::{Coefficients, Purpose};
 use crate::error::Error;
 use crate::form::Form;
 use crate::head::{Head, advance};
@@ -51,7 +51,7 @@ impl<F: Real> Decoder<F> {
         for sequence in 0..sizes.sequences {
             for head in 0..sizes.heads {
                 let place = Head { rule: &self.rule, inputs, state, sizes, sequence, head };
-                place.pack(0..1, &mut self.segment, &mut self.coefficients, false);
+                place.pack(0..1, &mut self.segment, &mut self.coefficients, Purpose::Forward);
                 self.step_head(state.memory_of_mut(sequence, head));
                 let out = &mut out[row(sequence * sizes.heads + head, sizes.dim_v)];
                 match self.rule.normaliser {

@@ -1,73 +1,115 @@
-//! The largest eigenvalue of a small symmetric matrix: the curvature of a window of pairs.
+//! The largest eigenvalues of small symmetric matrices: the curvature of windows of pairs.
 
-/// Sweeps after which cyclic Jacobi has converged for every matrix of a sensible size; it needs about six.
+/// Matrices that are worked on side by side, one in each lane of the vector registers.
+pub(crate) const LANES: usize = 8;
+
+/// One entry of [`LANES`] matrices.
+pub(crate) type Lanes = [f64; LANES];
+
+/// Sweeps after which cyclic Jacobi has converged for every matrix of a sensible size; it needs about five.
 const MAX_SWEEPS: usize = 64;
 
-/// The largest eigenvalue of the symmetric `n × n` matrix `a`, and a unit eigenvector in `top`.
+/// The largest eigenvalue of each symmetric `n × n` matrix in `a`, which is destroyed.
 ///
-/// Cyclic Jacobi in `f64`: accurate for tiny and huge windows alike, and deterministic. Where the largest
-/// eigenvalue is repeated the gradient is not unique; the vector chosen is the one that belongs to the first
-/// of the equal diagonal entries, so orthogonal keys of equal length give the oldest of them.
-/// `a` is destroyed.
-pub(crate) fn top_eigenpair(a: &mut [f64], n: usize, top: &mut [f64]) -> f64 {
-    debug_assert!(a.len() == n * n && top.len() == n);
-    if n == 1 {
-        top[0] = 1.0;
-        return a[0];
+/// Cyclic Jacobi in `f64`, until what is left off the diagonal is below `precision` times the whole: accurate for tiny and
+/// huge windows alike. A matrix that has converged is left alone, so its result does not depend on those beside it.
+///
+/// If `vectors` (`n × n`) is not empty, its first `n` entries become a unit eigenvector. Where the largest eigenvalue is
+/// repeated the gradient is not unique; the vector chosen is the one that belongs to the first of the equal diagonal
+/// entries, so orthogonal keys of equal length give the oldest of them.
+#[inline(always)]
+pub(crate) fn top_eigenpairs(a: &mut [Lanes], n: usize, precision: f64, vectors: &mut [Lanes]) -> Lanes {
+    debug_assert!(a.len() == n * n && (vectors.is_empty() || vectors.len() == n * n));
+    vectors.fill([0.0; LANES]);
+    for i in 0..n.min(vectors.len()) {
+        vectors[i * n + i] = [1.0; LANES];
     }
-    let mut vectors = vec![0.0; n * n];
-    for i in 0..n {
-        vectors[i * n + i] = 1.0;
-    }
-    let scale: f64 = a.iter().map(|x| x * x).sum::<f64>();
+    let square = |entries: &mut dyn Iterator<Item = usize>, a: &[Lanes]| {
+        let mut sum = [0.0; LANES];
+        for index in entries {
+            for lane in 0..LANES {
+                sum[lane] += a[index][lane] * a[index][lane];
+            }
+        }
+        sum
+    };
+    let whole = square(&mut (0..n * n), a);
     for _ in 0..MAX_SWEEPS {
-        let off: f64 = (0..n).flat_map(|i| (0..i).map(move |j| (i, j))).map(|(i, j)| a[i * n + j].powi(2)).sum();
-        if off <= scale * 1e-34 {
+        let off = square(&mut (0..n).flat_map(|i| (0..i).map(move |j| i * n + j)), a);
+        let mut open = [0.0; LANES];
+        for lane in 0..LANES {
+            open[lane] = if off[lane] > whole[lane] * precision * precision { 1.0 } else { 0.0 };
+        }
+        if open == [0.0; LANES] {
             break;
         }
         for p in 0..n {
             for q in p + 1..n {
-                rotate(a, &mut vectors, n, p, q);
+                rotate(a, vectors, n, (p, q), &open);
             }
         }
     }
-    let mut best = 0;
+    let (mut best, mut top) = ([0; LANES], a[0]);
     for i in 1..n {
-        if a[i * n + i] > a[best * n + best] {
-            best = i;
+        for lane in 0..LANES {
+            if a[i * n + i][lane] > top[lane] {
+                (best[lane], top[lane]) = (i, a[i * n + i][lane]);
+            }
         }
     }
-    for i in 0..n {
-        top[i] = vectors[i * n + best];
+    if !vectors.is_empty() {
+        // Column `best` of each goes to the front, that is into row 0, of which one entry is still needed.
+        for lane in 0..LANES {
+            let first = vectors[best[lane]][lane];
+            for i in 1..n {
+                vectors[i][lane] = vectors[i * n + best[lane]][lane];
+            }
+            vectors[0][lane] = first;
+        }
     }
-    a[best * n + best]
+    top
 }
 
-/// One Jacobi rotation in the plane `(p, q)` that makes `a[p][q]` zero.
-fn rotate(a: &mut [f64], vectors: &mut [f64], n: usize, p: usize, q: usize) {
-    let apq = a[p * n + q];
-    if apq == 0.0 {
-        return;
+/// One Jacobi rotation in the plane `(p, q)` that makes `a[p][q]` zero, in the lanes that are `open`.
+#[inline(always)]
+fn rotate(a: &mut [Lanes], vectors: &mut [Lanes], n: usize, (p, q): (usize, usize), open: &Lanes) {
+    let (app, apq, aqq) = (a[p * n + p], a[p * n + q], a[q * n + q]);
+    let (mut t, mut c, mut s) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+    for lane in 0..LANES {
+        let theta = (aqq[lane] - app[lane]) / (2.0 * apq[lane]);
+        let turn = 1f64.copysign(theta) / (theta.abs() + (1.0 + theta * theta).sqrt());
+        // Nothing to do: also where 0/0 made it NaN.
+        let still = apq[lane] == 0.0 || open[lane] == 0.0;
+        t[lane] = if still { 0.0 } else { turn };
+        c[lane] = 1.0 / (1.0 + t[lane] * t[lane]).sqrt();
+        s[lane] = t[lane] * c[lane];
     }
-    let theta = (a[q * n + q] - a[p * n + p]) / (2.0 * apq);
-    let t = theta.signum() / (theta.abs() + (1.0 + theta * theta).sqrt());
-    let c = 1.0 / (1.0 + t * t).sqrt();
-    let s = t * c;
-    a[p * n + p] -= t * apq;
-    a[q * n + q] += t * apq;
-    a[p * n + q] = 0.0;
-    a[q * n + p] = 0.0;
+    for lane in 0..LANES {
+        a[p * n + p][lane] -= t[lane] * apq[lane];
+        a[q * n + q][lane] += t[lane] * apq[lane];
+        let rest = if open[lane] == 0.0 { apq[lane] } else { 0.0 };
+        a[p * n + q][lane] = rest;
+        a[q * n + p][lane] = rest;
+    }
     for r in 0..n {
         if r != p && r != q {
-            let (arp, arq) = (a[r * n + p], a[r * n + q]);
-            a[r * n + p] = c * arp - s * arq;
-            a[r * n + q] = s * arp + c * arq;
+            turn(a, r * n + p, r * n + q, &c, &s);
             a[p * n + r] = a[r * n + p];
             a[q * n + r] = a[r * n + q];
         }
-        let (vrp, vrq) = (vectors[r * n + p], vectors[r * n + q]);
-        vectors[r * n + p] = c * vrp - s * vrq;
-        vectors[r * n + q] = s * vrp + c * vrq;
+        if !vectors.is_empty() {
+            turn(vectors, r * n + p, r * n + q, &c, &s);
+        }
+    }
+}
+
+/// `(x, y) ← (c x − s y, s x + c y)`.
+#[inline(always)]
+fn turn(of: &mut [Lanes], x: usize, y: usize, c: &Lanes, s: &Lanes) {
+    let (old_x, old_y) = (of[x], of[y]);
+    for lane in 0..LANES {
+        of[x][lane] = c[lane] * old_x[lane] - s[lane] * old_y[lane];
+        of[y][lane] = s[lane] * old_x[lane] + c[lane] * old_y[lane];
     }
 }
 
@@ -75,10 +117,15 @@ fn rotate(a: &mut [f64], vectors: &mut [f64], n: usize, p: usize, q: usize) {
 mod tests {
     use super::*;
 
-    /// `A u = μ u`, `|u| = 1`, and no direction has a larger quotient.
+    /// The matrix in lane 3, others beside it: `A u = μ u`, `|u| = 1`, and no diagonal entry is larger.
     fn check(a: &[f64], n: usize) -> (f64, Vec<f64>) {
-        let mut top = vec![0.0; n];
-        let mu = top_eigenpair(&mut a.to_vec(), n, &mut top);
+        let mut lanes: Vec<Lanes> =
+            a.iter().map(|x| [7.0 * x, 0.0, x + 1.0, *x, -x, 1e-9 * x, 2.0, 0.5]).collect();
+        let alone = top_eigenpairs(&mut a.iter().map(|x| [*x; LANES]).collect::<Vec<_>>(), n, 1e-17, &mut []);
+        let mut vectors = vec![[0.0; LANES]; n * n];
+        let mu = top_eigenpairs(&mut lanes, n, 1e-17, &mut vectors)[3];
+        assert_eq!(mu, alone[0], "neighbours and vectors change nothing");
+        let top: Vec<f64> = vectors[..n].iter().map(|lanes| lanes[3]).collect();
         let scale = a.iter().fold(1e-300, |m: f64, x| m.max(x.abs()));
         for i in 0..n {
             let product: f64 = (0..n).map(|j| a[i * n + j] * top[j]).sum();

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use crate::Real;
-use crate::coefficients::Coefficients;
+use crate::coefficients::{Coefficients, Purpose};
 use crate::inputs::{Inputs, Sizes};
+use crate::prefetch::prefetch;
 use crate::rule::{Align, Rule};
 use crate::segment::Segment;
 use crate::simd::{Vectorised, dispatch};
@@ -109,7 +110,7 @@ impl<F: Real> Head<'_, F> {
         steps: Range<usize>,
         segment: &mut Segment<F>,
         coefficients: &mut Coefficients<F>,
-        energies: bool,
+        purpose: Purpose,
     ) {
         let (pairs, base, key_head) = (self.pairs(), self.tokens().start, self.key_head());
         segment.steps = steps.len();
@@ -145,7 +146,17 @@ impl<F: Real> Head<'_, F> {
                 segment.v.push(F::one());
             }
         }
-        dispatch(Step { coefficients, rule: self.rule, segment, energies });
+        dispatch(Step { coefficients, rule: self.rule, segment, purpose });
+    }
+
+    /// Asks for the rows that [`Head::pack`] will copy.
+    pub fn prefetch(&self, steps: Range<usize>) {
+        let (base, key_head) = (self.tokens().start, self.key_head());
+        for t in steps.map(|t| base + t) {
+            prefetch(self.inputs.q.row(t, key_head));
+            prefetch(self.inputs.k.row(t, key_head));
+            prefetch(self.inputs.v.row(t, self.head));
+        }
     }
 
     fn key(&self, place: Place, base: usize, key_head: usize) -> &[F] {
@@ -200,12 +211,12 @@ struct Step<'a, F> {
     coefficients: &'a mut Coefficients<F>,
     rule: &'a Rule,
     segment: &'a mut Segment<F>,
-    energies: bool,
+    purpose: Purpose,
 }
 
 impl<F: Real> Vectorised for Step<'_, F> {
     #[inline(always)]
     fn run(self) {
-        self.coefficients.forward(self.rule, self.segment, self.energies);
+        self.coefficients.forward(self.rule, self.segment, self.purpose);
     }
 }

@@ -52,6 +52,7 @@ mod inputs;
 mod masked;
 mod mat;
 pub mod normaliser;
+mod prefetch;
 mod real;
 mod recurrent;
 pub mod rule;
