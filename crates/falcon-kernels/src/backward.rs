@@ -282,13 +282,13 @@ impl<F: Real> Vectorised for Scatter<'_, '_, F> {
                 rows.row(step).copy_from_slice(found);
             }
         }
-        for (step, found) in steps.clone().zip(grad.q.chunks_exact(dim_k)) {
+        for (step, found) in steps.clone().zip(grad.qx.chunks_exact(dim_k)) {
             add(q.row(step), found);
         }
         // The gradient of each pair goes to where the pair came from.
         for r in 0..segment.rows() {
             let (key, value) = pairs.places((steps.start + r) as isize - segment.tail as isize);
-            let x = &grad.x[row(r, dim_k)];
+            let x = &grad.qx[row(segment.steps + r, dim_k)];
             match key {
                 None => {}
                 Some(Place::Tail(slot)) => add(&mut tail_x[row(slot, dim_k)], x),

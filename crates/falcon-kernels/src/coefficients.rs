@@ -259,7 +259,13 @@ impl<F: Real> Coefficients<F> {
                 }
             }
             if rule.uses_energy() {
-                self.energy_backward(rule, segment, step, grad_energy, &mut grad.x);
+                self.energy_backward(
+                    rule,
+                    segment,
+                    step,
+                    grad_energy,
+                    &mut grad.qx[segment.steps * segment.dim_k..],
+                );
             }
         }
     }

@@ -221,8 +221,9 @@ pub(crate) fn backward<F: Real>(
         decay.backward(segment, c, &mut grad_decay, &mut grad.gamma);
     }
 
+    let (grad_q, grad_x) = grad.qx.split_at_mut(steps * dim_k);
     for (a, write) in writes.iter().enumerate() {
-        let grad_x = &mut grad.x[row(write.row, dim_k)];
+        let grad_x = &mut grad_x[row(write.row, dim_k)];
         apply(grad_x, F::one(), adjoint, &left[row(a, columns)]);
         apply(grad_x, F::one(), memory, &grad_prior_x[row(a, columns)]);
         for (b, other) in writes.iter().enumerate() {
@@ -230,11 +231,11 @@ pub(crate) fn backward<F: Real>(
         }
         for t in 0..steps {
             axpy(grad_x, grad_attention[t * count + a], segment.q_row(t));
-            axpy(&mut grad.q[row(t, dim_k)], grad_attention[t * count + a], segment.x_row(write.row));
+            axpy(&mut grad_q[row(t, dim_k)], grad_attention[t * count + a], segment.x_row(write.row));
         }
     }
     for t in 0..steps {
-        apply(&mut grad.q[row(t, dim_k)], F::one(), memory, &grad_prior_q[row(t, columns)]);
+        apply(&mut grad_q[row(t, dim_k)], F::one(), memory, &grad_prior_q[row(t, columns)]);
     }
     for k in 0..dim_k {
         for c in 0..columns {

@@ -56,7 +56,7 @@ pub(crate) fn backward<F: Real>(
         let before = &history[row(step, size)];
         let (q, grad_o) = (segment.q_row(step), &grad_out[row(step, columns)]);
         if !segment.read_before {
-            apply(&mut grad.q[row(step, dim_k)], F::one(), &history[row(step + 1, size)], grad_o);
+            apply(&mut grad.qx[row(step, dim_k)], F::one(), &history[row(step + 1, size)], grad_o);
             outer(adjoint, F::one(), q, grad_o);
         }
         predict(segment, step, before, &mut p, &mut z);
@@ -71,7 +71,7 @@ pub(crate) fn backward<F: Real>(
                 SegmentGrad::add_gain(&mut grad.erase, segment, step, c, -a[c] * p[slot * columns + c]);
                 erased[c] = gain(&segment.erase) * a[c];
             }
-            let grad_x = &mut grad.x[row(j, dim_k)];
+            let grad_x = &mut grad.qx[row(segment.steps + j, dim_k)];
             apply(grad_x, F::one(), adjoint, z);
             apply(grad_x, -F::one(), before, erased);
         }
@@ -89,7 +89,7 @@ pub(crate) fn backward<F: Real>(
             outer(adjoint, -F::one(), segment.x_row(j), &erased[row(slot, columns)]);
         }
         if segment.read_before {
-            apply(&mut grad.q[row(step, dim_k)], F::one(), before, grad_o);
+            apply(&mut grad.qx[row(step, dim_k)], F::one(), before, grad_o);
             outer(adjoint, F::one(), q, grad_o);
         }
     }

@@ -129,8 +129,7 @@ impl<F: Real> Segment<F> {
 /// `d loss / d` each array of a [`Segment`], accumulated.
 #[derive(Default)]
 pub(crate) struct SegmentGrad<F> {
-    pub q: Vec<F>,
-    pub x: Vec<F>,
+    pub qx: Vec<F>,
     pub v: Vec<F>,
     pub write: Vec<F>,
     pub erase: Vec<F>,
@@ -141,8 +140,7 @@ impl<F: Real> SegmentGrad<F> {
     /// All zero, in the sizes of `segment`.
     pub fn reset(&mut self, segment: &Segment<F>) {
         for (grad, like) in [
-            (&mut self.q, segment.q()),
-            (&mut self.x, segment.x()),
+            (&mut self.qx, &segment.qx),
             (&mut self.v, &segment.v),
             (&mut self.write, &segment.write),
             (&mut self.erase, &segment.erase),

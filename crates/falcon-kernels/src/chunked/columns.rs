@@ -233,10 +233,11 @@ pub(super) fn backward<F: Real>(
     let (reads, erased, s0) = (Mat::new(reads, columns), Mat::new(erased, columns), Mat::new(memory, columns));
     let (q, grad_attention, grad_gram) =
         (Mat::new(segment.q(), dim_k), Mat::new(grad_attention, steps), Mat::new(grad_gram, steps));
-    let mut into_q = |a, b| matmul(MatMut::new(&mut grad.q, dim_k), F::one(), a, b);
+    let (grad_q, grad_x) = grad.qx.split_at_mut(steps * dim_k);
+    let mut into_q = |a, b| matmul(MatMut::new(grad_q, dim_k), F::one(), a, b);
     into_q(grad_attention, x);
     into_q(reads, s0.t());
-    let mut into_x = |a, b| matmul(MatMut::new(&mut grad.x, dim_k), F::one(), a, b);
+    let mut into_x = |a, b| matmul(MatMut::new(grad_x, dim_k), F::one(), a, b);
     into_x(grad_attention.t(), q);
     into_x(Mat::new(sweep.decayed, columns), Mat::new(adjoint, columns).t());
     if segment.erases {

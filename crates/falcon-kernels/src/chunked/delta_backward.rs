@@ -19,11 +19,11 @@
 
 use std::ops::Range;
 
-use super::copy_scaled;
 use super::delta::{BLOCK, Buffers, Chunk, Sweep, lengths};
+use super::scale_rows;
 use crate::Real;
-use crate::mat::{Mat, MatMut, lower_matmul, lower_matmul_t, matmul, product_lower};
-use crate::real::{axpy, dot, scale};
+use crate::mat::{Mat, MatMut, lower_matmul_t, matmul};
+use crate::real::{axpy, combine, dot, scale};
 use crate::scratch::Scratch;
 use crate::segment::{Segment, SegmentGrad};
 use crate::state::row;
@@ -47,82 +47,76 @@ pub(super) fn backward<F: Real>(
 
     let mut reverse = Reverse::new(segment, rest);
     reverse.run(&chunk, &sweep, adjoint, grad_out, grad);
-    reverse.products(&chunk, &sweep, grad_out);
-    reverse.through_memory(segment, memory, grad_out);
+    reverse.products(&chunk, &sweep);
+    matmul(
+        MatMut::new(reverse.through, dim_k),
+        F::zero(),
+        Mat::new(reverse.oy, columns),
+        Mat::new(memory, columns).t(),
+    );
     reverse.decays(&chunk, &sweep, dot(memory, adjoint), grad);
 
-    let Reverse { y, read, predicted, band, through_q, vectors, .. } = reverse;
-    let (q, x) = (Mat::new(segment.q(), dim_k), Mat::new(segment.x(), dim_k));
-    let (read, predicted) = (Mat::new(read, rows), Mat::new(predicted, rows));
-    // A = QXᵀ: every read of every pair.
-    let written = |step: usize| segment.tail + segment.read_time(step);
-    lower_matmul(&mut grad.q, read, x, written);
-    lower_matmul_t(&mut grad.x, read, q, written);
-    for step in 0..steps {
-        let carry = chunk.decay(segment.read_time(step), 0);
-        axpy(&mut grad.q[row(step, dim_k)], carry, &through_q[row(step, dim_k)]);
-    }
-    // G = XXᵀ: predictions from closed pairs, both ways, and the band.
-    let known = |step: usize| chunk.closed_by(step);
-    lower_matmul(&mut grad.x[segment.tail * dim_k..], predicted, x, known);
-    lower_matmul_t(&mut grad.x, predicted, x.rows(segment.tail..rows), known);
+    let Reverse { oy, pairs, band, through, .. } = reverse;
+    let (qx, x) = (Mat::new(&segment.qx, dim_k), Mat::new(segment.x(), dim_k));
+    let pairs = Mat::new(pairs, rows);
+    // Products QXᵀ and XXᵀ: both sides of each.
+    matmul(MatMut::new(&mut grad.qx, dim_k), F::one(), pairs, x);
+    let grad_x = &mut grad.qx[steps * dim_k..];
+    matmul(MatMut::new(grad_x, dim_k), F::one(), pairs.t(), qx);
     for r in segment.first..rows {
         for l in band_rows(segment, r) {
             let weight = band[band_index(segment, l, r)];
-            axpy(&mut grad.x[row(r, dim_k)], weight, segment.x_row(l));
+            axpy(&mut grad_x[row(r, dim_k)], weight, segment.x_row(l));
         }
     }
     sweep.last(&chunk, last);
-    matmul(MatMut::new(&mut grad.x, dim_k), F::one(), Mat::new(last, columns), Mat::new(adjoint, columns).t());
+    matmul(MatMut::new(grad_x, dim_k), F::one(), Mat::new(last, columns), Mat::new(adjoint, columns).t());
 
-    // y at time 0 meets the incoming memory, and with the reads makes its adjoint.
-    for r in segment.tail..rows {
-        scale(&mut y[row(r, columns)], chunk.decay(r - segment.tail, 0));
+    // At time 0 reads and y meet the incoming memory, and make its adjoint.
+    let carry = |i: usize| match i.checked_sub(steps) {
+        None => chunk.decay(segment.read_time(i), 0),
+        Some(r) => chunk.decay(r.saturating_sub(segment.tail), 0),
+    };
+    for i in 0..steps + rows {
+        axpy(&mut grad.qx[row(i, dim_k)], carry(i), &through[row(i, dim_k)]);
     }
-    let y = Mat::new(y, columns);
-    matmul(MatMut::new(&mut grad.x, dim_k), F::one(), y, Mat::new(memory, columns).t());
-    let reads = &mut vectors[..steps * columns];
-    copy_scaled(reads, grad_out, columns, |step| chunk.decay(segment.read_time(step), 0));
-    matmul(MatMut::new(adjoint, columns), chunk.decay(steps, 0), q.t(), Mat::new(reads, columns));
-    matmul(MatMut::new(adjoint, columns), F::one(), x.t(), y);
+    scale_rows(oy, columns, carry);
+    matmul(MatMut::new(adjoint, columns), chunk.decay(steps, 0), qx.t(), Mat::new(oy, columns));
 }
 
 /// The reverse sweep and what it leaves behind.
 struct Reverse<'a, F> {
-    /// `y_r` as of the current time while the pair is open, `Y_r` once it has left, `[rows, columns]`.
-    y: &'a mut [F],
+    /// `do_s`, `[steps, columns]`, and below it `y_r`, `[rows, columns]`: as of the current time while the pair is
+    /// open, `Y_r` once it has left.
+    oy: &'a mut [F],
     /// `a_r` of the rows in the window, `[rows, columns]`.
     a: &'a mut [F],
     /// `Λ_Tᵀ x_r`, `[rows, columns]`.
     final_x: &'a mut [F],
-    /// What reads and the outgoing memory say to each row when it closes, `[rows, columns]`; later scratch.
-    vectors: &'a mut [F],
-    /// Gradient of `QXᵀ`, `[steps, rows]`.
-    read: &'a mut [F],
-    /// Gradient of the Gram matrix where the older pair was closed, `[steps, rows]`.
-    predicted: &'a mut [F],
+    /// What reads and the outgoing memory say to each row when it closes, `[rows, columns]`; then scratch.
+    entry: &'a mut [F],
+    /// Gradient of `QXᵀ`, `[steps, rows]`, and below it that of `XXᵀ` where the pair of the column was closed, `[rows, rows]`.
+    pairs: &'a mut [F],
     /// Gradient of the Gram matrix where a pair was open; see [`band_index`].
     band: &'a mut [F],
-    /// `S₀ do`, `[steps, dim_k]`.
-    through_q: &'a mut [F],
+    /// `S₀ do` and `S₀ y`, `[steps + rows, dim_k]`.
+    through: &'a mut [F],
     /// Gradients of the decays of closed rows from reads and predictions at each time, `[steps + 1, rows]`.
     uses: &'a mut [F],
 }
 
 #[inline(always)]
-fn reverse_lengths<F: Real>(segment: &Segment<F>) -> [usize; 9] {
-    let (steps, rows) = (segment.steps, segment.rows());
-    let vectors = rows * segment.columns;
+fn reverse_lengths<F: Real>(segment: &Segment<F>) -> [usize; 8] {
+    let (steps, rows, columns) = (segment.steps, segment.rows(), segment.columns);
     let band = if segment.window > 1 { rows * band_width(segment) } else { 0 };
     [
-        vectors,
-        vectors,
-        vectors,
-        vectors,
-        steps * rows,
-        steps * rows,
+        (steps + rows) * columns,
+        rows * columns,
+        rows * columns,
+        rows * columns,
+        (steps + rows) * rows,
         band,
-        steps * segment.dim_k,
+        (steps + rows) * segment.dim_k,
         (steps + 1) * rows,
     ]
 }
@@ -157,15 +151,14 @@ impl<'a, F: Real> Reverse<'a, F> {
     #[inline(always)]
     fn new(segment: &Segment<F>, buffer: &'a mut [F]) -> Self {
         let mut rest = buffer;
-        let [y, a, final_x, vectors, read, predicted, band, through_q, uses] =
-            reverse_lengths(segment).map(|length| {
-                let (slice, after) = std::mem::take(&mut rest).split_at_mut(length);
-                rest = after;
-                slice
-            });
-        y.fill(F::zero());
+        let [oy, a, final_x, entry, pairs, band, through, uses] = reverse_lengths(segment).map(|length| {
+            let (slice, after) = std::mem::take(&mut rest).split_at_mut(length);
+            rest = after;
+            slice
+        });
+        oy[segment.steps * segment.columns..].fill(F::zero());
         band.fill(F::zero());
-        Self { y, a, final_x, vectors, read, predicted, band, through_q, uses }
+        Self { oy, a, final_x, entry, pairs, band, through, uses }
     }
 
     #[inline(always)]
@@ -181,6 +174,7 @@ impl<'a, F: Real> Reverse<'a, F> {
         let (columns, steps) = (segment.columns, segment.steps);
         let x = Mat::new(segment.x(), segment.dim_k);
         matmul(MatMut::new(self.final_x, columns), F::zero(), x, Mat::new(adjoint, columns));
+        self.oy[..steps * columns].copy_from_slice(grad_out);
         self.entries(chunk, grad_out);
         for start in (0..steps).step_by(BLOCK).rev() {
             let block = start..(start + BLOCK).min(steps);
@@ -204,16 +198,16 @@ impl<'a, F: Real> Reverse<'a, F> {
         let closed = chunk.closed_by(steps);
         for r in 0..rows {
             let carry = if r < closed { chunk.closed_decays(steps)[r] } else { F::one() };
-            for (entry, x) in self.vectors[row(r, columns)].iter_mut().zip(&self.final_x[row(r, columns)]) {
+            for (entry, x) in self.entry[row(r, columns)].iter_mut().zip(&self.final_x[row(r, columns)]) {
                 *entry = carry * *x;
             }
         }
         let bound = |step| chunk.closed_by(segment.read_time(step));
-        lower_matmul_t(self.vectors, Mat::new(chunk.masked, rows), Mat::new(grad_out, columns), bound);
+        lower_matmul_t(self.entry, Mat::new(chunk.masked, rows), Mat::new(grad_out, columns), bound);
         if let Some(reader) = segment.reader(steps) {
             for r in closed..rows {
                 let weight = chunk.attention(reader)[r];
-                axpy(&mut self.vectors[row(r, columns)], weight, &grad_out[row(reader, columns)]);
+                axpy(&mut self.entry[row(r, columns)], weight, &grad_out[row(reader, columns)]);
             }
         }
     }
@@ -226,8 +220,9 @@ impl<'a, F: Real> Reverse<'a, F> {
         let entering = chunk.closed_by(block.start)..chunk.closed_by(block.end);
         if block.end < segment.steps && !entering.is_empty() {
             let later = Mat::new(chunk.far, rows).rows(block.end..segment.steps).cols(entering.clone());
-            let y = Mat::new(self.y, columns).rows(segment.tail + block.end..rows);
-            matmul(MatMut::new(self.vectors, columns).block(entering, 0..columns), F::one(), later.t(), y);
+            let y =
+                Mat::new(self.oy, columns).rows(segment.steps + segment.tail + block.end..segment.steps + rows);
+            matmul(MatMut::new(self.entry, columns).block(entering, 0..columns), F::one(), later.t(), y);
         }
     }
 
@@ -240,15 +235,18 @@ impl<'a, F: Real> Reverse<'a, F> {
         let last = step + 1 == segment.steps;
         for r in window.filter(|r| last || chunk.closes(*r) == step + 1) {
             let a = &mut self.a[row(r, columns)];
-            a.copy_from_slice(&self.vectors[row(r, columns)]);
+            a.copy_from_slice(&self.entry[row(r, columns)]);
             if last {
                 continue;
             }
+            let y = &self.oy[segment.steps * columns..];
+            let mut weights = [F::zero(); BLOCK];
             for l in step + 1..end {
-                axpy(a, chunk.far[l * rows + r], &self.y[row(tail + l, columns)]);
+                weights[l - step - 1] = chunk.far[l * rows + r];
             }
+            combine(a, &weights[..end - step - 1], &y[(tail + step + 1).min(rows) * columns..], columns);
             for l in chunk.open_rows(step + 1) {
-                axpy(a, chunk.gram(r)[l], &self.y[row(l, columns)]);
+                axpy(a, chunk.gram(r)[l], &y[row(l, columns)]);
             }
         }
     }
@@ -258,7 +256,7 @@ impl<'a, F: Real> Reverse<'a, F> {
     fn y(&self, chunk: &Chunk<'_, F>, l: usize, time: usize) -> (F, &[F]) {
         let Segment { tail, columns, .. } = *chunk.segment;
         let scale = if l >= tail + time { chunk.decay(l - tail, time) } else { F::one() };
-        (scale, &self.y[row(l, columns)])
+        (scale, &self.oy[row(chunk.segment.steps + l, columns)])
     }
 
     /// The gradients that one step gives, with `a` and `y` as of the time after it.
@@ -303,7 +301,7 @@ impl<'a, F: Real> Reverse<'a, F> {
                 grad.gamma[step] += scale * dot(omega, a);
             }
             if chunk.closes(r) > step + 1 {
-                let y = &self.y[row(r, columns)];
+                let y = &self.oy[row(segment.steps + r, columns)];
                 let mut rest = dot(y, &sweep.p[slot]);
                 for l in window.start..newest {
                     let (scale, omega) = sweep.omega(chunk, l, step);
@@ -320,7 +318,7 @@ impl<'a, F: Real> Reverse<'a, F> {
         let segment = chunk.segment;
         let (gamma, erase, columns) = (segment.gamma[step], segment.erase[step], segment.columns);
         for r in segment.window(step) {
-            for (y, a) in self.y[row(r, columns)].iter_mut().zip(&self.a[row(r, columns)]) {
+            for (y, a) in self.oy[row(segment.steps + r, columns)].iter_mut().zip(&self.a[row(r, columns)]) {
                 *y = gamma * *y - erase * *a;
             }
         }
@@ -333,9 +331,9 @@ impl<'a, F: Real> Reverse<'a, F> {
         let columns = segment.columns;
         let window = segment.window(step);
         let stays = window.start..window.end.saturating_sub(1).max(window.start);
-        // The new values go to `vectors`, whose rows of the window have been used up by now.
+        // The new values go to `entry`, whose rows of the window have been used up by now.
         for r in stays.clone() {
-            let next = &mut self.vectors[row(r, columns)];
+            let next = &mut self.entry[row(r, columns)];
             next.copy_from_slice(&self.a[row(r, columns)]);
             scale(next, segment.gamma[step]);
             for l in window.clone() {
@@ -346,52 +344,32 @@ impl<'a, F: Real> Reverse<'a, F> {
             }
         }
         let stays = stays.start * columns..stays.end * columns;
-        self.a[stays.clone()].copy_from_slice(&self.vectors[stays]);
+        self.a[stays.clone()].copy_from_slice(&self.entry[stays]);
     }
 
     /// `do · Ω` and `Y · Ω` of every closed pair: as gradients of `QXᵀ` and `XXᵀ`, and of the decays.
     #[inline(always)]
-    fn products(&mut self, chunk: &Chunk<'_, F>, sweep: &Sweep<'_, F>, grad_out: &[F]) {
+    fn products(&mut self, chunk: &Chunk<'_, F>, sweep: &Sweep<'_, F>) {
         let segment = chunk.segment;
         let (columns, rows, steps) = (segment.columns, segment.rows(), segment.steps);
         let closed = Mat::new(sweep.closed, columns).t();
-        let y = Mat::new(self.y, columns).rows(segment.tail..rows);
-        product_lower(self.predicted, y, closed, |step| chunk.closed_by(step));
-        product_lower(self.read, Mat::new(grad_out, columns), closed, |step| {
-            chunk.closed_by(segment.read_time(step))
-        });
+        matmul(MatMut::new(self.pairs, rows), F::zero(), Mat::new(self.oy, columns), closed);
+        let (read, predicted) = self.pairs.split_at_mut(steps * rows);
+        // Pairs of the tail were brought before the chunk, when nothing of it was closed.
+        predicted[..segment.tail * rows].fill(F::zero());
         self.uses.fill(F::zero());
         for step in 0..steps {
-            let known = chunk.closed_by(step);
-            let gram = chunk.gram(segment.tail + step);
-            let (predicted, rest) = self.predicted[row(step, rows)].split_at_mut(known);
+            let newest = segment.tail + step;
             let uses = &mut self.uses[row(step, rows)];
-            for (r, decay) in chunk.closed_decays(step).iter().enumerate() {
-                uses[r] += gram[r] * predicted[r];
-                predicted[r] *= *decay;
-            }
-            rest.fill(F::zero());
-
+            chunk.use_closed(step, &mut predicted[row(newest, rows)], chunk.gram(newest), uses);
             let time = segment.read_time(step);
-            let attention = chunk.attention(step);
-            let (read, rest) = self.read[row(step, rows)].split_at_mut(chunk.closed_by(time));
-            let uses = &mut self.uses[row(time, rows)];
-            for (r, decay) in chunk.closed_decays(time).iter().enumerate() {
-                uses[r] += attention[r] * read[r];
-                read[r] *= *decay;
-            }
-            rest.fill(F::zero());
+            let (read, uses) = (&mut read[row(step, rows)], &mut self.uses[row(time, rows)]);
+            chunk.use_closed(time, read, chunk.attention(step), uses);
             for r in chunk.open_rows(time) {
                 let (scale, omega) = sweep.omega(chunk, r, time);
-                self.read[step * rows + r] = scale * dot(&grad_out[row(step, columns)], omega);
+                read[r] = scale * dot(&self.oy[row(step, columns)], omega);
             }
         }
-    }
-
-    #[inline(always)]
-    fn through_memory(&mut self, segment: &Segment<F>, memory: &[F], grad_out: &[F]) {
-        let (grad_out, memory) = (Mat::new(grad_out, segment.columns), Mat::new(memory, segment.columns));
-        matmul(MatMut::new(self.through_q, segment.dim_k), F::zero(), grad_out, memory.t());
     }
 
     /// `D[t+1][s] = γ_t D[t][s]` backwards, for the incoming memory and all closed rows at once. `prior` is `⟨S₀, Λ_T⟩`.
@@ -399,10 +377,8 @@ impl<'a, F: Real> Reverse<'a, F> {
     fn decays(&mut self, chunk: &Chunk<'_, F>, sweep: &Sweep<'_, F>, prior: F, grad: &mut SegmentGrad<F>) {
         let segment = chunk.segment;
         let (columns, rows, steps, dim_k) = (segment.columns, segment.rows(), segment.steps, segment.dim_k);
-        let read = |time: usize| match segment.reader(time) {
-            Some(reader) => dot(segment.q_row(reader), &self.through_q[row(reader, dim_k)]),
-            None => F::zero(),
-        };
+        let through = |i: usize| dot(&segment.qx[row(i, dim_k)], &self.through[row(i, dim_k)]);
+        let read = |time: usize| segment.reader(time).map_or(F::zero(), through);
         let mut prior = prior + read(steps);
         let (uses, sum) = self.uses.split_at_mut(steps * rows);
         for r in 0..chunk.closed_by(steps) {
@@ -415,8 +391,23 @@ impl<'a, F: Real> Reverse<'a, F> {
             for (sum, uses) in sum.iter_mut().zip(&uses[row(step, rows)]) {
                 *sum = gamma * *sum + *uses;
             }
-            let newest = row(segment.tail + step, columns);
-            prior = gamma * prior + read(step) + dot(&self.y[newest.clone()], &chunk.prior[newest]);
+            prior = gamma * prior + read(step) + through(steps + segment.tail + step);
         }
+    }
+}
+
+impl<F: Real> Chunk<'_, F> {
+    /// What closed rows give at `time` through `products` (`do · Ω` or `Y · Ω`): to the decays, weighted by `with` (`QXᵀ` or
+    /// `XXᵀ`), and, decayed, to `with` itself.
+    #[inline(always)]
+    fn use_closed(&self, time: usize, products: &mut [F], with: &[F], uses: &mut [F]) {
+        let (products, rest) = products.split_at_mut(self.closed_by(time));
+        for (((product, decay), with), used) in
+            products.iter_mut().zip(self.closed_decays(time)).zip(with).zip(uses)
+        {
+            *used += *with * *product;
+            *product *= *decay;
+        }
+        rest.fill(F::zero());
     }
 }

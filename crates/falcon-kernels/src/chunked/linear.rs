@@ -106,11 +106,12 @@ pub(super) fn backward<F: Real>(
         scale(grad_last, segment.gamma[step]);
     }
 
+    let (grad_q, grad_x) = grad.qx.split_at_mut(steps * dim_k);
     for step in 0..steps {
-        axpy(&mut grad.q[row(step, dim_k)], c[segment.read_time(step)], &through_s0[row(step, dim_k)]);
+        axpy(&mut grad_q[row(step, dim_k)], c[segment.read_time(step)], &through_s0[row(step, dim_k)]);
     }
-    lower_matmul(&mut grad.q, grad_attention, x, bound);
-    lower_matmul_t(&mut grad.x, grad_attention, q, bound);
+    lower_matmul(grad_q, grad_attention, x, bound);
+    lower_matmul_t(grad_x, grad_attention, q, bound);
     lower_matmul_t(&mut grad.v, masked, grad_o, bound);
     // What each pair leaves in the outgoing memory.
     let last = &m[row(steps, rows)];
@@ -118,7 +119,7 @@ pub(super) fn backward<F: Real>(
         axpy(&mut grad.v[row(r, columns)], last[r], &final_x[row(r, columns)]);
     }
     copy_scaled(final_x, &segment.v, columns, |r| last[r]);
-    matmul(MatMut::new(&mut grad.x, dim_k), F::one(), Mat::new(final_x, columns), Mat::new(adjoint, columns).t());
+    matmul(MatMut::new(grad_x, dim_k), F::one(), Mat::new(final_x, columns), Mat::new(adjoint, columns).t());
     copy_scaled(reads, grad_out, columns, |step| c[segment.read_time(step)]);
     matmul(MatMut::new(adjoint, columns), c[steps], q.t(), Mat::new(reads, columns));
 }
