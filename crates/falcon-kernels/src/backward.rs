@@ -239,7 +239,15 @@ fn run<F: Real>(form: Form, grad_out: &[F], groups: &mut [KeyGrad<'_, F>]) {
                 }
                 grad.reset(&segment);
                 form.backward(&segment, memory, &upstream, head.memory, &mut grad, &mut scratch);
-                coefficients.backward(rule, &segment, &mut grad, &mut grad_gain, &mut grad_decay);
+                let (gain, decay) = (&mut grad_gain, &mut grad_decay);
+                dispatch(Gains {
+                    coefficients: &mut coefficients,
+                    rule,
+                    segment: &segment,
+                    grad: &mut grad,
+                    gain,
+                    decay,
+                });
                 dispatch(Scatter {
                     segment: &segment,
                     steps: steps.clone(),
@@ -254,6 +262,23 @@ fn run<F: Real>(form: Form, grad_out: &[F], groups: &mut [KeyGrad<'_, F>]) {
                 });
             }
         }
+    }
+}
+
+/// The gradients of a segment's gains and decays.
+struct Gains<'a, F> {
+    coefficients: &'a mut Coefficients<F>,
+    rule: &'a Rule,
+    segment: &'a Segment<F>,
+    grad: &'a mut SegmentGrad<F>,
+    gain: &'a mut Vec<F>,
+    decay: &'a mut Vec<F>,
+}
+
+impl<F: Real> Vectorised for Gains<'_, F> {
+    #[inline(always)]
+    fn run(self) {
+        self.coefficients.backward(self.rule, self.segment, self.grad, self.gain, self.decay);
     }
 }
 

@@ -11,9 +11,10 @@
 
 use crate::Real;
 use crate::eigen::{LANES, Lanes, top_eigenpairs};
-use crate::real::axpy;
+use crate::real::{add, axpy, dot, scale};
 use crate::rule::{Decay, Gain, Objective, Rule};
 use crate::segment::{Segment, SegmentGrad};
+use crate::state::row;
 
 /// What coefficients are worked out for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +38,6 @@ pub(crate) struct Coefficients<F> {
     pub energy: Vec<F>,
     /// `E + λ + ε`.
     denominator: Vec<F>,
-    /// Where the clamp holds `γ`, it passes no gradient.
-    clamped: Vec<bool>,
     /// Top eigenvector of each step's window, `[steps, window]`; only for windowed regression, for its gradient.
     top: Vec<f64>,
     /// `x_r · x_{r−m}` for `m < window`, `[rows, window]`; only for windowed regression.
@@ -46,6 +45,8 @@ pub(crate) struct Coefficients<F> {
     /// Gram matrices of [`LANES`] windows, and their eigenvectors.
     grams: Vec<Lanes>,
     vectors: Vec<Lanes>,
+    /// `Xᵀu` of one window.
+    along: Vec<F>,
     width: usize,
 }
 
@@ -59,7 +60,6 @@ impl<F: Real> Coefficients<F> {
         fill(&mut self.lambda, steps, F::zero());
         fill(&mut self.denominator, steps, F::zero());
         fill(&mut self.eta, steps * width, F::zero());
-        fill(&mut self.clamped, steps * width, false);
         fill(&mut segment.gamma, steps * width, F::one());
         fill(&mut segment.write, steps * width, F::zero());
         fill(&mut segment.erase, steps * width, F::zero());
@@ -78,53 +78,64 @@ impl<F: Real> Coefficients<F> {
                 Decay::ScaledRidge { .. } => self.decay[step] * self.energy[step],
             };
             self.denominator[step] = self.energy[step] + self.lambda[step] + F::of(rule.eps);
-            for i in step * width..(step + 1) * width {
-                self.step_size(rule, segment, step, i);
-                let pairs = F::of(pairs as f64);
-                segment.write[i] = self.eta[i] / pairs;
-                segment.erase[i] = match rule.objective {
-                    Objective::InnerProduct => F::zero(),
-                    Objective::Regression => segment.write[i],
-                    Objective::DecayedRegression => segment.gamma[i] * segment.write[i],
-                };
+            self.step_sizes(rule, segment, step);
+            let here = row(step, width);
+            let (eta, gamma) = (&self.eta[here.clone()], &segment.gamma[here.clone()]);
+            let (write, erase) = (&mut segment.write[here.clone()], &mut segment.erase[here]);
+            let share = F::one() / F::of(pairs as f64);
+            for (write, eta) in write.iter_mut().zip(eta) {
+                *write = share * *eta;
+            }
+            match rule.objective {
+                Objective::InnerProduct => {}
+                Objective::Regression => erase.copy_from_slice(write),
+                Objective::DecayedRegression => {
+                    for ((erase, write), gamma) in erase.iter_mut().zip(write).zip(gamma) {
+                        *erase = *gamma * *write;
+                    }
+                }
             }
         }
     }
 
-    /// `η` and `γ` of one step, at index `i` of the gains.
+    /// `η` and `γ` of one step.
     #[inline(always)]
-    fn step_size(&mut self, rule: &Rule, segment: &mut Segment<F>, step: usize, i: usize) {
+    fn step_sizes(&mut self, rule: &Rule, segment: &mut Segment<F>, step: usize) {
         let (lambda, denominator) = (self.lambda[step], self.denominator[step]);
-        self.eta[i] = match rule.gain {
-            Gain::Unit => F::one(),
-            Gain::Eta => self.gain[i],
+        let here = row(step, self.width);
+        let (eta, gamma) = (&mut self.eta[here.clone()], &mut segment.gamma[here.clone()]);
+        match rule.gain {
+            Gain::Unit => eta.fill(F::one()),
+            Gain::Eta => eta.copy_from_slice(&self.gain[here.clone()]),
             // A zero denominator means there is nothing to write.
-            Gain::Beta if denominator == F::zero() => F::zero(),
-            Gain::Beta => self.gain[i] / denominator,
-        };
-        let carry = match (rule.decay, rule.gain) {
-            (Decay::None, _) => F::one(),
-            (Decay::Gate, _) => self.decay[self.decay_index(step, i)],
+            Gain::Beta if denominator == F::zero() => {}
+            Gain::Beta => {
+                for (eta, beta) in eta.iter_mut().zip(&self.gain[here.clone()]) {
+                    *eta = *beta / denominator;
+                }
+            }
+        }
+        match (rule.decay, rule.gain) {
+            (Decay::None, _) => return,
+            (Decay::Gate, _) => return gamma.copy_from_slice(&self.decay[here]),
             // 1 − βλ/(E + λ + ε) without the cancellation.
             (_, Gain::Beta) if denominator != F::zero() => {
-                let kept = self.energy[step] + F::of(rule.eps) + (F::one() - self.gain[i]) * lambda;
-                kept / denominator
+                let rest = self.energy[step] + F::of(rule.eps);
+                for (gamma, beta) in gamma.iter_mut().zip(&self.gain[here]) {
+                    *gamma = (rest + (F::one() - *beta) * lambda) / denominator;
+                }
             }
-            _ => F::one() - self.eta[i] * lambda,
-        };
-        segment.gamma[i] = match rule.clamp {
-            Some(least) if rule.decay != Decay::Gate && carry <= F::of(least) => {
-                self.clamped[i] = true;
-                F::of(least)
+            _ => {
+                for (gamma, eta) in gamma.iter_mut().zip(eta) {
+                    *gamma = F::one() - *eta * lambda;
+                }
             }
-            _ => carry,
-        };
-    }
-
-    /// A gate has the shape of the gain; a fixed decay may be shared by its columns.
-    #[inline(always)]
-    fn decay_index(&self, step: usize, i: usize) -> usize {
-        if self.decay.len() == self.eta.len() { i } else { step }
+        }
+        if let Some(least) = rule.clamp.map(F::of) {
+            for gamma in gamma {
+                *gamma = if *gamma <= least { least } else { *gamma };
+            }
+        }
     }
 
     #[inline(always)]
@@ -190,13 +201,13 @@ impl<F: Real> Coefficients<F> {
     /// gain and decay inputs (returned in `grad_gain`, `grad_decay`, like `gain` and `decay`) and of `x`.
     ///
     /// ```text
-    /// dη̂ = dη − λ dγ               (everything that reaches η)
-    /// dβ = dη̂ / D                  dE = −(η/D) dη̂
-    /// dλ = −(η/D)(dη + dγ (E + ε))  (D − λ = E + ε: no cancellation)
+    /// dη̂ = dη − λ dγ               (everything that reaches η; D = E + λ + ε)
+    /// dβ = dη̂ / D                  dE = −η·dη̂ / D
+    /// dλ = −(η·dη + (E + ε) η·dγ) / D    (D − λ = E + ε: no cancellation; · sums over columns)
     /// ```
     #[inline(always)]
     pub fn backward(
-        &self,
+        &mut self,
         rule: &Rule,
         segment: &Segment<F>,
         grad: &mut SegmentGrad<F>,
@@ -205,47 +216,57 @@ impl<F: Real> Coefficients<F> {
     ) {
         fill(grad_gain, self.gain.len(), F::zero());
         fill(grad_decay, self.decay.len(), F::zero());
+        fill(&mut self.along, segment.dim_k, F::zero());
         for step in 0..segment.steps {
             let window = segment.window(step);
             if window.is_empty() {
                 continue;
             }
-            let pairs = F::of(window.len() as f64);
-            let (mut grad_energy, mut grad_lambda) = (F::zero(), F::zero());
-            for i in step * self.width..(step + 1) * self.width {
-                let (mut grad_eta, mut grad_gamma) = (grad.write[i], grad.gamma[i]);
-                match rule.objective {
-                    Objective::InnerProduct => {}
-                    Objective::Regression => grad_eta += grad.erase[i],
-                    Objective::DecayedRegression => {
-                        grad_eta += segment.gamma[i] * grad.erase[i];
-                        grad_gamma += segment.write[i] * grad.erase[i];
+            let (here, lambda) = (row(step, self.width), self.lambda[step]);
+            let (eta, gamma) = (&self.eta[here.clone()], &segment.gamma[here.clone()]);
+            let (grad_eta, grad_gamma) = (&mut grad.write[here.clone()], &mut grad.gamma[here.clone()]);
+            let grad_erase = &grad.erase[here.clone()];
+            match rule.objective {
+                Objective::InnerProduct => {}
+                Objective::Regression => add(grad_eta, grad_erase),
+                Objective::DecayedRegression => {
+                    let write = &segment.write[here.clone()];
+                    for i in 0..self.width {
+                        grad_eta[i] += gamma[i] * grad_erase[i];
+                        grad_gamma[i] += write[i] * grad_erase[i];
                     }
                 }
-                grad_eta /= pairs;
-                match rule.decay {
-                    Decay::None => grad_gamma = F::zero(),
-                    Decay::Gate => {
-                        grad_decay[self.decay_index(step, i)] += grad_gamma;
-                        grad_gamma = F::zero();
-                    }
-                    _ if self.clamped[i] => grad_gamma = F::zero(),
-                    _ => {}
+            }
+            scale(grad_eta, F::one() / F::of(window.len() as f64));
+            match (rule.decay, rule.clamp.map(F::of)) {
+                (Decay::None, _) => grad_gamma.fill(F::zero()),
+                (Decay::Gate, _) => {
+                    grad_decay[here.clone()].copy_from_slice(grad_gamma);
+                    grad_gamma.fill(F::zero());
                 }
-                let through_eta = grad_eta - self.lambda[step] * grad_gamma;
-                match rule.gain {
-                    Gain::Unit => grad_lambda -= self.eta[i] * grad_gamma,
-                    Gain::Eta => {
-                        grad_gain[i] = through_eta;
-                        grad_lambda -= self.eta[i] * grad_gamma;
+                // Where the clamp holds γ, it passes no gradient.
+                (_, Some(least)) => {
+                    for (grad, gamma) in grad_gamma.iter_mut().zip(gamma) {
+                        *grad = if *gamma == least { F::zero() } else { *grad };
                     }
-                    Gain::Beta if self.denominator[step] == F::zero() => {}
-                    Gain::Beta => {
-                        let slope = self.eta[i] / self.denominator[step];
-                        grad_gain[i] = through_eta / self.denominator[step];
-                        grad_energy -= slope * through_eta;
-                        grad_lambda -= slope * (grad_eta + grad_gamma * (self.energy[step] + F::of(rule.eps)));
-                    }
+                }
+                (_, None) => {}
+            }
+            let (mut grad_energy, mut grad_lambda) = (F::zero(), -dot(eta, grad_gamma));
+            if rule.gain == Gain::Beta {
+                let denominator = self.denominator[step];
+                if denominator == F::zero() {
+                    continue;
+                }
+                let (through, carried) = (dot(eta, grad_eta), -grad_lambda);
+                grad_energy = -(through - lambda * carried) / denominator;
+                grad_lambda = -(through + (self.energy[step] + F::of(rule.eps)) * carried) / denominator;
+                for (i, grad_gain) in grad_gain[here].iter_mut().enumerate() {
+                    *grad_gain = (grad_eta[i] - lambda * grad_gamma[i]) / denominator;
+                }
+            } else if rule.gain == Gain::Eta {
+                for (i, grad_gain) in grad_gain[here].iter_mut().enumerate() {
+                    *grad_gain = grad_eta[i] - lambda * grad_gamma[i];
                 }
             }
             match rule.decay {
@@ -259,36 +280,38 @@ impl<F: Real> Coefficients<F> {
                 }
             }
             if rule.uses_energy() {
-                self.energy_backward(
-                    rule,
-                    segment,
-                    step,
-                    grad_energy,
-                    &mut grad.qx[segment.steps * segment.dim_k..],
-                );
+                let grad_x = &mut grad.qx[segment.steps * segment.dim_k..];
+                self.energy_backward(rule, segment, step, grad_energy, grad_x);
             }
         }
     }
 
     /// `d‖x‖² = 2x`; for a window's curvature `μ = |Xᵀu|²/B`, u its top eigenvector, `dx_j = 2 u_j (Xᵀu) / B`.
     #[inline(always)]
-    fn energy_backward(&self, rule: &Rule, segment: &Segment<F>, step: usize, grad_energy: F, grad_x: &mut [F]) {
+    fn energy_backward(
+        &mut self,
+        rule: &Rule,
+        segment: &Segment<F>,
+        step: usize,
+        grad_energy: F,
+        grad_x: &mut [F],
+    ) {
         let window = segment.window(step);
         let scale = F::of(2.0) * grad_energy / F::of(window.len() as f64);
         let dim_k = segment.dim_k;
         if rule.window > 1 && rule.erases() {
             let size = rule.window.min(segment.rows());
             let top = &self.top[step * size..][..window.len()];
-            let mut along = vec![F::zero(); dim_k];
+            self.along.fill(F::zero());
             for (j, u) in window.clone().zip(top) {
-                axpy(&mut along, F::of(*u), segment.x_row(j));
+                axpy(&mut self.along, F::of(*u), segment.x_row(j));
             }
             for (j, u) in window.zip(top) {
-                axpy(&mut grad_x[j * dim_k..][..dim_k], scale * F::of(*u), &along);
+                axpy(&mut grad_x[row(j, dim_k)], scale * F::of(*u), &self.along);
             }
         } else {
             for j in window {
-                axpy(&mut grad_x[j * dim_k..][..dim_k], scale, segment.x_row(j));
+                axpy(&mut grad_x[row(j, dim_k)], scale, segment.x_row(j));
             }
         }
     }

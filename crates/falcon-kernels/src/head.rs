@@ -156,6 +156,9 @@ impl<F: Real> Head<'_, F> {
             prefetch(self.inputs.q.row(t, key_head));
             prefetch(self.inputs.k.row(t, key_head));
             prefetch(self.inputs.v.row(t, self.head));
+            for gains in [&self.inputs.gain, &self.inputs.decay].into_iter().flatten() {
+                prefetch(gains.row(t, self.head));
+            }
         }
     }
 

@@ -46,6 +46,9 @@ mod sealed {
 #[inline(always)]
 pub(crate) fn dot<F: Real>(a: &[F], b: &[F]) -> F {
     debug_assert_eq!(a.len(), b.len());
+    if let ([a], [b]) = (a, b) {
+        return *a * *b;
+    }
     const LANES: usize = 16;
     let mut lanes = [F::zero(); LANES];
     let (a_blocks, a_rest) = a.as_chunks::<LANES>();
@@ -103,10 +106,15 @@ pub(crate) fn multiply<F: Real>(y: &mut [F], x: &[F]) {
     }
 }
 
+/// Numbers of a row that are kept in registers while rows are run through.
+const TILE: usize = 32;
+
+/// The same where several tiles share the registers.
+const NARROW: usize = 16;
+
 /// `y += Σ_l weights[l] · row l`, the rows lying `stride` apart in `rows`. A tile of `y` stays in registers throughout.
 #[inline(always)]
 pub(crate) fn combine<F: Real>(y: &mut [F], weights: &[F], rows: &[F], stride: usize) {
-    const TILE: usize = 32;
     let width = y.len();
     let (tiles, rest) = y.as_chunks_mut::<TILE>();
     for (index, tile) in tiles.iter_mut().enumerate() {
@@ -122,5 +130,46 @@ pub(crate) fn combine<F: Real>(y: &mut [F], weights: &[F], rows: &[F], stride: u
     let done = width - rest.len();
     for (l, weight) in weights.iter().enumerate() {
         axpy(rest, *weight, &rows[l * stride + done..][..width - done]);
+    }
+}
+
+/// Multiplies every row by `gamma` and adds it, so decayed, to each of `sums`: `sums[n] += Σ_l weights[n][l] · row l`.
+#[inline(always)]
+pub(crate) fn decay_combine<F: Real, const N: usize>(
+    rows: &mut [F],
+    gamma: &[F],
+    weights: [&[F]; N],
+    sums: [&mut [F]; N],
+) {
+    let width = gamma.len();
+    let mut start = 0;
+    while start + NARROW <= width {
+        let gamma: &[F; NARROW] = gamma[start..].first_chunk().expect("a tile");
+        let mut tiles = [[F::zero(); NARROW]; N];
+        for n in 0..N {
+            tiles[n].copy_from_slice(&sums[n][start..][..NARROW]);
+        }
+        for (l, row) in rows.chunks_exact_mut(width).enumerate() {
+            let row: &mut [F; NARROW] = row[start..].first_chunk_mut().expect("a tile");
+            for lane in 0..NARROW {
+                row[lane] *= gamma[lane];
+            }
+            for n in 0..N {
+                let weight = weights[n][l];
+                for lane in 0..NARROW {
+                    tiles[n][lane] += weight * row[lane];
+                }
+            }
+        }
+        for n in 0..N {
+            sums[n][start..][..NARROW].copy_from_slice(&tiles[n]);
+        }
+        start += NARROW;
+    }
+    for (l, row) in rows.chunks_exact_mut(width).enumerate() {
+        multiply(&mut row[start..], &gamma[start..]);
+        for n in 0..N {
+            axpy(&mut sums[n][start..], weights[n][l], &row[start..]);
+        }
     }
 }

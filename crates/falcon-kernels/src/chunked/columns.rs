@@ -10,7 +10,7 @@
 
 use crate::Real;
 use crate::mat::{Mat, MatMut, matmul};
-use crate::real::{combine, dot, multiply};
+use crate::real::{axpy, combine, decay_combine, dot, multiply};
 use crate::scratch::Scratch;
 use crate::segment::{Segment, SegmentGrad};
 use crate::state::row;
@@ -68,41 +68,53 @@ impl<F: Real> Sweep<'_, F> {
         self.carry[..columns].fill(F::one());
         for step in 0..steps {
             let here = row(step, columns);
-            if segment.read_before {
-                self.read(segment, step, step, &mut out[here.clone()]);
-            }
-            let b = &mut self.b[here.clone()];
-            let (write, v) = (&segment.write[here.clone()], &segment.v[here.clone()]);
+            let (b, p) = (&mut self.b[here.clone()], &self.p[here.clone()]);
+            let (write, erase) = (&segment.write[here.clone()], &segment.erase[here.clone()]);
+            let v = &segment.v[here.clone()];
             for c in 0..columns {
                 b[c] = write[c] * v[c];
             }
             if segment.erases {
-                let p = &mut self.p[here.clone()];
-                multiply(p, &self.carry[here.clone()]);
-                combine(p, &self.products[row(steps + step, steps)][..step], self.decayed, columns);
-                let erase = &segment.erase[here.clone()];
                 for c in 0..columns {
                     b[c] -= erase[c] * p[c];
                 }
             }
-            let gamma = &segment.gamma[here.clone()];
-            scale_columns(&mut self.decayed[..step * columns], columns, gamma);
-            self.decayed[here.clone()].copy_from_slice(b);
-            let (before, after) = self.carry[here.start..][..2 * columns].split_at_mut(columns);
-            for c in 0..columns {
-                after[c] = before[c] * gamma[c];
-            }
-            if !segment.read_before {
-                self.read(segment, step, step + 1, &mut out[here]);
-            }
+            self.advance(segment, step, out);
         }
     }
 
-    /// `o` of one step, from `S₀ᵀq` in `out`, while `decayed` is as of `time`.
+    /// From before `step` to after it: decays the rows, and in the same pass adds them to the read of that time and to the
+    /// prediction of the next step.
     #[inline(always)]
-    fn read(&self, segment: &Segment<F>, step: usize, time: usize, out: &mut [F]) {
-        multiply(out, &self.carry[row(time, segment.columns)]);
-        combine(out, &self.products[row(step, segment.steps)][..time], self.decayed, segment.columns);
+    fn advance(&mut self, segment: &Segment<F>, step: usize, out: &mut [F]) {
+        let (columns, steps) = (segment.columns, segment.steps);
+        let (gamma, time) = (&segment.gamma[row(step, columns)], step + 1);
+        let (before, carry) = self.carry[step * columns..][..2 * columns].split_at_mut(columns);
+        for c in 0..columns {
+            carry[c] = before[c] * gamma[c];
+        }
+        let (decayed, b) = (&mut self.decayed[..step * columns], &self.b[row(step, columns)]);
+        let read = segment.reader(time).map(|reader| (reader, &mut out[row(reader, columns)]));
+        let predict = (segment.erases && time < steps).then(|| &mut self.p[row(time, columns)]);
+        let attention = |reader: usize| &self.products[row(reader, steps)];
+        let gram = || &self.products[row(steps + time, steps)];
+        match (read, predict) {
+            (Some((reader, out)), Some(p)) => {
+                multiply(out, carry);
+                multiply(p, carry);
+                decay_combine(decayed, gamma, [attention(reader), gram()], [&mut *out, &mut *p]);
+                axpy(out, attention(reader)[step], b);
+                axpy(p, gram()[step], b);
+            }
+            (Some((reader, out)), None) => {
+                multiply(out, carry);
+                decay_combine(decayed, gamma, [attention(reader)], [&mut *out]);
+                axpy(out, attention(reader)[step], b);
+            }
+            // Before-reads end one step early; nothing is predicted then either.
+            (None, _) => decay_combine(decayed, gamma, [], []),
+        }
+        self.decayed[row(step, columns)].copy_from_slice(b);
     }
 
     /// The memory after the chunk, from the one before it.
@@ -203,7 +215,7 @@ pub(super) fn backward<F: Real>(
                 weights[s] = sweep.products[(steps + s) * steps + step];
                 grad_gram[s * steps + step] = dot(&erased[row(s, columns)], b);
             }
-            combine(a, &weights[step + 1..], &erased[(step + 1) * columns..], columns);
+            combine(a, &weights[step + 1..], &erased[here.end..], columns);
         }
         inner.step(segment, step, a, b, grad);
         let (write, v, p) = (&segment.write[here.clone()], &segment.v[here.clone()], &sweep.p[here.clone()]);
