@@ -75,8 +75,9 @@ pub(crate) fn forward_checked<F: Real>(
 /// How many heads of a sequence one task takes. Heads of a token lie side by side, so running them chunk by chunk together
 /// reads memory in order; but every thread wants work. Heads do not touch each other's numbers: this changes no result.
 pub(crate) fn heads_a_task(sequences: usize, heads: usize) -> usize {
-    let wanted = 2 * rayon::current_num_threads();
-    let wanted = if wanted == 2 { 1 } else { wanted };
+    let threads = rayon::current_num_threads();
+    // Twice as many tasks as threads, so that one that is late does not hold up the others.
+    let wanted = if threads == 1 { 1 } else { 2 * threads };
     (sequences * heads).div_ceil(wanted).clamp(1, heads.max(1))
 }
 
@@ -168,15 +169,8 @@ fn run<F: Real>(form: Form, runs: &mut [Run<'_, F>]) {
     let Head { rule, sizes: Sizes { dim_k, dim_v, .. }, .. } = runs[0].head;
     let (mut segment, mut coefficients) = (Segment::new(rule, dim_k, dim_v), Coefficients::default());
     let (mut raw, mut scratch) = (Vec::new(), Scratch::default());
-    let segments: Vec<_> = form.segments(rule, runs[0].head.tokens().len()).collect();
-    for (index, steps) in segments.iter().enumerate() {
-        for i in 0..runs.len() {
-            // The next head of this segment, or the first of the next one.
-            match runs.get(i + 1) {
-                Some(next) => next.head.prefetch(steps.clone()),
-                None => segments.get(index + 1).into_iter().for_each(|next| runs[0].head.prefetch(next.clone())),
-            }
-            let Run { head, memory, saved, out } = &mut runs[i];
+    for steps in form.segments(rule, runs[0].head.tokens().len()) {
+        for Run { head, memory, saved, out } in &mut *runs {
             head.pack(steps.clone(), &mut segment, &mut coefficients, Purpose::Forward);
             raw.resize(steps.len() * segment.columns, F::zero());
             if let Some(saved) = saved.next() {

@@ -9,8 +9,9 @@ use crate::inputs::Inputs;
 use crate::real::{axpy, dot};
 use crate::rule::Rule;
 use crate::segment::Segment;
+use crate::simd::{Vectorised, dispatch};
 use crate::state::{State, row};
-use crate::step::{predict, write};
+use crate::step::{self, scale_columns};
 use crate::{Real, normaliser};
 
 /// Runs single tokens, keeping its buffers between them.
@@ -18,9 +19,8 @@ pub struct Decoder<F> {
     rule: Rule,
     segment: Segment<F>,
     coefficients: Coefficients<F>,
-    p: Vec<F>,
-    z: Vec<F>,
     read: Vec<F>,
+    writes: Vec<F>,
 }
 
 impl<F: Real> Decoder<F> {
@@ -28,7 +28,7 @@ impl<F: Real> Decoder<F> {
     pub fn new(rule: &Rule) -> Result<Self, Error> {
         rule.validate()?;
         let (segment, coefficients) = (Segment::new(rule, 0, 0), Coefficients::default());
-        Ok(Self { rule: *rule, segment, coefficients, p: Vec::new(), z: Vec::new(), read: Vec::new() })
+        Ok(Self { rule: *rule, segment, coefficients, read: Vec::new(), writes: Vec::new() })
     }
 
     /// One token of each sequence: `inputs` has as many tokens as sequences, `out` is `[sequences, heads, dim_v]`.
@@ -36,23 +36,21 @@ impl<F: Real> Decoder<F> {
     pub fn step(&mut self, inputs: &Inputs<'_, F>, state: &mut State<F>, out: &mut [F]) -> Result<(), Error> {
         let sizes = check(&self.rule, Form::Recurrent, inputs, state)?;
         check_out("out", out, &sizes)?;
-        if let Some(position) = (0..sizes.sequences).find(|i| inputs.offsets[i + 1] != i + 1) {
-            let got = inputs.offsets[position + 1];
-            return Err(Error::OneToken { sequence: position, got: got - inputs.offsets[position] });
+        if let Some(sequence) = (0..sizes.sequences).find(|i| inputs.offsets[i + 1] != i + 1) {
+            let got = inputs.offsets[sequence + 1] - inputs.offsets[sequence];
+            return Err(Error::OneToken { sequence, got });
         }
-        let columns = self.rule.state_columns(sizes.dim_v);
         self.segment.dim_k = sizes.dim_k;
         self.segment.values = sizes.dim_v;
-        self.segment.columns = columns;
-        for buffer in [&mut self.p, &mut self.z] {
-            buffer.resize(self.rule.window * columns, F::zero());
-        }
-        self.read.resize(columns, F::zero());
+        self.segment.columns = self.rule.state_columns(sizes.dim_v);
+        self.read.resize(self.segment.columns, F::zero());
+        self.writes.resize(self.rule.window * self.segment.columns, F::zero());
         for sequence in 0..sizes.sequences {
             for head in 0..sizes.heads {
                 let place = Head { rule: &self.rule, inputs, state, sizes, sequence, head };
                 place.pack(0..1, &mut self.segment, &mut self.coefficients, Purpose::Forward);
-                self.step_head(state.memory_of_mut(sequence, head));
+                let memory = state.memory_of_mut(sequence, head);
+                dispatch(Step { segment: &self.segment, memory, read: &mut self.read, writes: &mut self.writes });
                 let out = &mut out[row(sequence * sizes.heads + head, sizes.dim_v)];
                 match self.rule.normaliser {
                     None => out.copy_from_slice(&self.read),
@@ -63,21 +61,110 @@ impl<F: Real> Decoder<F> {
         advance(&self.rule, inputs, &sizes, state);
         Ok(())
     }
+}
 
-    /// `o = γ ⊙ Sᵀq + Σ_j (q·x_j) z_j` reads the memory while it is in cache for the predictions; then it is written.
-    fn step_head(&mut self, memory: &mut [F]) {
-        let Self { segment, p, z, read, .. } = self;
-        let q = segment.q_row(0);
-        predict(segment, 0, memory, p, z);
-        crate::step::read(memory, q, read);
-        if !segment.read_before {
-            for c in 0..segment.columns {
-                read[c] *= segment.gain(&segment.gamma, 0, c);
+/// The write and the read of one head.
+///
+/// ```text
+/// p_j = Sᵀx_j    z_j = w v_j − e p_j    S ← γ S + Σ_j x_j z_jᵀ    o = γ Sᵀq + Σ_j (q·x_j) z_j
+/// ```
+///
+/// The query reads the old memory together with the newest pair's prediction, so with window 1 the memory is gone through
+/// twice, row after row: once to read, once to write.
+struct Step<'a, F> {
+    segment: &'a Segment<F>,
+    memory: &'a mut [F],
+    read: &'a mut [F],
+    /// `p_j`, and then `z_j`, of the window, `[window, columns]`.
+    writes: &'a mut [F],
+}
+
+impl<F: Real> Vectorised for Step<'_, F> {
+    #[inline(always)]
+    fn run(self) {
+        let Self { segment, memory, read, writes } = self;
+        let (columns, q, window) = (segment.columns, segment.q_row(0), segment.window(0));
+        let Some(newest) = window.clone().next_back() else {
+            // The boundary of a fresh sequence writes nothing and forgets nothing.
+            return step::read(memory, q, read);
+        };
+        let (older, p) = writes[..window.len() * columns].split_at_mut((window.len() - 1) * columns);
+        if segment.erases {
+            product_pair(memory, [q, segment.x_row(newest)], [&mut *read, p]);
+            for (j, p) in window.clone().zip(older.chunks_exact_mut(columns)) {
+                step::read(memory, segment.x_row(j), p);
             }
-            for (slot, j) in segment.window(0).enumerate() {
-                axpy(read, dot(q, segment.x_row(j)), &z[row(slot, segment.columns)]);
+        } else {
+            step::read(memory, q, read);
+        }
+        let (write, erase, gamma) =
+            (segment.gains(&segment.write, 0), segment.gains(&segment.erase, 0), segment.gains(&segment.gamma, 0));
+        if !segment.read_before {
+            scale_columns(read, columns, gamma);
+        }
+        for (slot, j) in window.enumerate() {
+            let z = &mut writes[row(slot, columns)];
+            let v = segment.v_row(j);
+            match (segment.erases, segment.each_column) {
+                (false, false) => each(z, v, |_, v| write[0] * v),
+                (false, true) => z.iter_mut().zip(v).zip(write).for_each(|((z, v), w)| *z = *w * *v),
+                (true, false) => each(z, v, |p, v| write[0] * v - erase[0] * p),
+                (true, true) => {
+                    for (((z, v), w), e) in z.iter_mut().zip(v).zip(write).zip(erase) {
+                        *z = *w * *v - *e * *z;
+                    }
+                }
+            }
+            if !segment.read_before {
+                axpy(read, dot(q, segment.x_row(j)), z);
+            }
+            match (slot, gamma) {
+                (0, [gamma]) => {
+                    for (line, x) in memory.chunks_exact_mut(columns).zip(segment.x_row(j)) {
+                        each(line, z, |s, z| *gamma * s + *x * z);
+                    }
+                }
+                (0, _) => {
+                    for (line, x) in memory.chunks_exact_mut(columns).zip(segment.x_row(j)) {
+                        for ((s, z), gamma) in line.iter_mut().zip(&*z).zip(gamma) {
+                            *s = *gamma * *s + *x * *z;
+                        }
+                    }
+                }
+                _ => step::outer(memory, F::one(), segment.x_row(j), z),
             }
         }
-        write(segment, 0, z, memory);
+    }
+}
+
+/// `y = f(y, x)`.
+#[inline(always)]
+fn each<F: Real>(y: &mut [F], x: &[F], f: impl Fn(F, F) -> F) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = f(*y, *x);
+    }
+}
+
+/// `Sᵀa` and `Sᵀb` in one pass, four rows at a time so that the sums are touched less often than the memory.
+#[inline(always)]
+fn product_pair<F: Real>(memory: &[F], [a, b]: [&[F]; 2], [with_a, with_b]: [&mut [F]; 2]) {
+    let columns = with_a.len();
+    let with_b = &mut with_b[..columns];
+    with_a.fill(F::zero());
+    with_b.fill(F::zero());
+    let (a_blocks, a_rest) = a.as_chunks::<4>();
+    let (b_blocks, b_rest) = b.as_chunks::<4>();
+    let mut rows = memory.chunks_exact(columns);
+    for (a, b) in a_blocks.iter().zip(b_blocks) {
+        let mut next = || &rows.next().expect("a row for each number")[..columns];
+        let (s0, s1, s2, s3) = (next(), next(), next(), next());
+        for c in 0..columns {
+            with_a[c] += (a[0] * s0[c] + a[1] * s1[c]) + (a[2] * s2[c] + a[3] * s3[c]);
+            with_b[c] += (b[0] * s0[c] + b[1] * s1[c]) + (b[2] * s2[c] + b[3] * s3[c]);
+        }
+    }
+    for ((s, a), b) in rows.zip(a_rest).zip(b_rest) {
+        axpy(with_a, *a, s);
+        axpy(with_b, *b, s);
     }
 }

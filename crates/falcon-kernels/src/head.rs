@@ -5,7 +5,6 @@ use std::ops::Range;
 use crate::Real;
 use crate::coefficients::{Coefficients, Purpose};
 use crate::inputs::{Inputs, Sizes};
-use crate::prefetch::prefetch;
 use crate::rule::{Align, Rule};
 use crate::segment::Segment;
 use crate::simd::{Vectorised, dispatch};
@@ -147,19 +146,6 @@ impl<F: Real> Head<'_, F> {
             }
         }
         dispatch(Step { coefficients, rule: self.rule, segment, purpose });
-    }
-
-    /// Asks for the rows that [`Head::pack`] will copy.
-    pub fn prefetch(&self, steps: Range<usize>) {
-        let (base, key_head) = (self.tokens().start, self.key_head());
-        for t in steps.map(|t| base + t) {
-            prefetch(self.inputs.q.row(t, key_head));
-            prefetch(self.inputs.k.row(t, key_head));
-            prefetch(self.inputs.v.row(t, self.head));
-            for gains in [&self.inputs.gain, &self.inputs.decay].into_iter().flatten() {
-                prefetch(gains.row(t, self.head));
-            }
-        }
     }
 
     fn key(&self, place: Place, base: usize, key_head: usize) -> &[F] {

@@ -52,7 +52,6 @@ mod inputs;
 mod masked;
 mod mat;
 pub mod normaliser;
-mod prefetch;
 mod real;
 mod recurrent;
 pub mod rule;

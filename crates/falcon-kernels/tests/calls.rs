@@ -1,0 +1,93 @@
+//! What a call refuses, and what it does at its edges.
+
+use falcon_kernels::rule::Normaliser;
+use falcon_kernels::{Decoder, Error, Form, Inputs, Rule, State, View, backward, forward, record};
+use falcon_testkit::{Case, Spec};
+
+fn said<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+    result.unwrap_err().to_string()
+}
+
+#[test]
+fn bad_calls_say_what_is_wrong_and_change_nothing() {
+    let case = Case::new(&Spec::new(Rule::FALCON_3, 5, 1));
+    let (rule, inputs) = (case.rule, case.inputs());
+    let before = case.state.clone();
+    let mut state = before.clone();
+    let mut out = vec![0.0; case.grad_out.len()];
+
+    let zero = Form::Chunked { chunk: 0 };
+    assert_eq!(
+        said(forward(&rule, zero, &inputs, &mut state, &mut out)),
+        "the chunk size must be at least 1, got 0"
+    );
+    let short = said(forward(&rule, Form::CHUNKED, &inputs, &mut state, &mut out[1..]));
+    assert_eq!(short, "out has 39 elements, its shape and strides need 40");
+    let mut other = Case::new(&Spec { dim_k: 4, ..Spec::new(rule, 5, 1) }).state;
+    let wrong = said(forward(&rule, Form::CHUNKED, &inputs, &mut other, &mut out));
+    assert_eq!(wrong, "the state has dim_k 4, the call needs 5");
+    state.tail_len[0] = 2;
+    let tail = said(forward(&rule, Form::CHUNKED, &inputs, &mut state, &mut out));
+    assert!(tail.contains("a tail of 2 pairs but no last key"), "{tail}");
+    state.tail_len[0] = 9;
+    assert!(said(forward(&rule, Form::CHUNKED, &inputs, &mut state, &mut out)).contains("tail length 9"));
+    state.tail_len[0] = 0;
+    state.memory.pop();
+    assert!(said(forward(&rule, Form::CHUNKED, &inputs, &mut state, &mut out)).contains("memory elements"));
+    state.memory.push(before.memory[before.memory.len() - 1]);
+    assert_eq!(state, before, "refused calls leave the state alone");
+    assert!(out.iter().all(|x| *x == 0.0));
+
+    let upstream = said(backward(&rule, Form::CHUNKED, &inputs, &before, &out[1..], None));
+    assert!(upstream.starts_with("grad_out has 39 elements"), "{upstream}");
+    let mut decoder = Decoder::new(&rule).unwrap();
+    let steps = said(decoder.step(&inputs, &mut state, &mut out));
+    assert_eq!(steps, "a step takes 1 token of each sequence, got 5 of sequence 0");
+    assert!(Decoder::<f32>::new(&Rule { window: 0, ..rule }).is_err());
+}
+
+#[test]
+fn the_masked_form_refuses_what_it_cannot_hold() {
+    let tokens = 100_000;
+    let ones = vec![1f32; tokens];
+    let view = View::new(&ones, [tokens, 1, 1]).unwrap();
+    let inputs = Inputs { q: view, k: view, v: view, gain: None, decay: None, offsets: &[0, tokens] };
+    let mut state = inputs.fresh_state(&Rule::LINEAR_ATTENTION).unwrap();
+    let mut out = vec![0.0; tokens];
+    let error = said(forward(&Rule::LINEAR_ATTENTION, Form::Masked, &inputs, &mut state, &mut out));
+    assert!(error.contains("100000 tokens") && error.contains("use chunked"), "{error}");
+}
+
+/// A tape gives the gradients of the call it recorded, and the outputs of a plain one.
+#[test]
+fn a_tape_is_a_forward_pass_and_its_gradients() {
+    for (name, rule) in Rule::ALL {
+        let case = Case::new(&Spec { continued: true, lengths: vec![70, 3, 0], ..Spec::new(rule, 0, 2) });
+        let (form, inputs) = (Form::Chunked { chunk: 16 }, case.inputs());
+        let (mut state, mut out) = (case.state.clone(), vec![0.0; case.grad_out.len()]);
+        let tape = record(&rule, form, &inputs, &mut state, &mut out).unwrap();
+        let plain = case.forward(form);
+        assert_eq!((&out, &state), (&plain.out, &plain.state), "{name}");
+        let up = Some(&case.grad_state);
+        let expected = backward(&rule, form, &inputs, &case.state, &case.grad_out, up).unwrap();
+        assert_eq!(tape.backward(&inputs, &case.grad_out, up).unwrap(), expected, "{name}");
+    }
+}
+
+/// Signed features take the total weight of a normalised read to zero and below: the read stays finite and keeps the
+/// sign of the quotient, in every form.
+#[test]
+fn normalised_reads_with_signed_features() {
+    let rule = Rule { normaliser: Some(Normaliser { eps: 0.5 }), ..Rule::LINEAR_ATTENTION };
+    // Weights q·k sum to 1, 0 and −2; values times weights to 3, 1 and −3.
+    let (q, k, v) = ([1.0, 1.0, 1.0], [1.0, -1.0, -2.0], [3.0, 2.0, 2.0]);
+    let view = |data| View::new(data, [3, 1, 1]).unwrap();
+    let inputs = Inputs { q: view(&q), k: view(&k), v: view(&v), gain: None, decay: None, offsets: &[0, 3] };
+    for form in [Form::Recurrent, Form::Masked, Form::CHUNKED] {
+        let mut state: State<f64> = inputs.fresh_state(&rule).unwrap();
+        let mut out = [0.0; 3];
+        forward(&rule, form, &inputs, &mut state, &mut out).unwrap();
+        assert_eq!(out, [3.0 / 1.5, 1.0 / 0.5, -3.0 / -2.5], "{form:?}");
+        assert_eq!(state.memory, [-3.0, -2.0], "the sum and its weight, {form:?}");
+    }
+}
