@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use falcon_kernels::Form;
 
+use crate::bench::BenchArgs;
 use crate::scan::{Dtype, Options};
 
 /// Fast-weight attention rules, from the command line.
@@ -21,6 +22,8 @@ pub struct Cli {
 pub enum Command {
     /// Run one rule over the tensors of a file, and write what it computed to another.
     Scan(ScanArgs),
+    /// Measure speed and memory.
+    Bench(BenchArgs),
 }
 
 /// How a rule is computed.

@@ -1,10 +1,12 @@
 //! The `falcon` program.
 
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
 use falcon_cli::args::{Cli, Command, ScanArgs};
+use falcon_cli::bench;
 use falcon_cli::progress::with_spinner;
 use falcon_cli::scan::{self, Options, Report, ScanError};
 
@@ -12,16 +14,27 @@ use falcon_cli::scan::{self, Options, Report, ScanError};
 const FAILURE: u8 = 2;
 
 fn main() -> ExitCode {
-    let Cli { command: Command::Scan(args) } = Cli::parse();
-    match scan(&args) {
-        Ok(report) => print(&args, &report),
-        Err(error) => {
-            let input = if error.names_a_path() { String::new() } else { format!("{}: ", args.input.display()) };
-            // Nothing is left to do if stderr is gone.
-            let _ = writeln!(io::stderr(), "error: {input}{error}");
-            ExitCode::from(FAILURE)
-        }
+    match Cli::parse().command {
+        Command::Scan(args) => match scan(&args) {
+            Ok(report) => print(&args, &report),
+            Err(error) => {
+                let input =
+                    if error.names_a_path() { String::new() } else { format!("{}: ", args.input.display()) };
+                fail(format_args!("{input}{error}"))
+            }
+        },
+        Command::Bench(args) => match bench::run(&args) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
+            Err(error) => fail(error),
+        },
     }
+}
+
+fn fail(error: impl Display) -> ExitCode {
+    // Nothing is left to do if stderr is gone.
+    let _ = writeln!(io::stderr(), "error: {error}");
+    ExitCode::from(FAILURE)
 }
 
 fn scan(args: &ScanArgs) -> Result<Report, ScanError> {

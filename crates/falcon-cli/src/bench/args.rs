@@ -1,0 +1,106 @@
+//! The command line of `falcon bench`.
+
+use clap::builder::RangedU64ValueParser;
+use clap::{Args, Subcommand};
+
+use super::cases::{Preset, preset};
+
+/// Arguments of `falcon bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// What to time.
+    #[command(subcommand)]
+    pub command: BenchCommand,
+}
+
+/// What to time.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Time every rule, forward and backward, and decoding, beside this machine's own rates.
+    Kernels(KernelsArgs),
+}
+
+/// Arguments of `falcon bench kernels`.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct KernelsArgs {
+    /// Rules to time; all but normalised-linear-attention and online-ridge if not given. The decode table has falcon-1
+    /// and falcon-1a, and those given here.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = preset)]
+    pub(super) rules: Vec<Preset>,
+
+    /// Tokens a sequence; 1024,4096 if not given, with --scaling 4096,16384,65536.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = size(1 << 24))]
+    pub tokens: Vec<usize>,
+
+    /// Widths of keys and values; 64,128 if not given, with --scaling 64.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = size(1024))]
+    pub dims: Vec<usize>,
+
+    /// Heads.
+    #[arg(long, value_name = "N", default_value = "8", value_parser = size(1024))]
+    pub heads: usize,
+
+    /// Sequences at once, of the kernel table.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = size(1024))]
+    pub batch: usize,
+
+    /// Threads; a row for each number. Decoding is timed on one.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1", value_parser = size(1024))]
+    pub threads: Vec<usize>,
+
+    /// Tokens a chunk of the chunked form.
+    #[arg(long, value_name = "N", default_value = "64", value_parser = size(8192))]
+    pub chunk: usize,
+
+    /// Rounds; the median is reported. One more comes first, to warm up.
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub repeats: u16,
+
+    /// Only the decode table.
+    #[arg(long, conflicts_with_all = ["no_decode", "scaling"])]
+    pub decode: bool,
+
+    /// No decode table.
+    #[arg(long)]
+    pub no_decode: bool,
+
+    /// Only a table of how time and peak memory grow with the length, each length in a process of its own.
+    #[arg(long)]
+    pub scaling: bool,
+
+    /// Print a JSON array of rows instead of tables.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Answer timing requests, a line of JSON each, until stdin ends: how other programs interleave with this one.
+    #[arg(long, hide = true)]
+    pub serve: bool,
+}
+
+/// A number from 1 to `most`.
+fn size(most: u64) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=most)
+}
+
+const EXAMPLES: &str = "\
+WHAT THE COLUMNS ARE
+
+  fwd ms, f+b ms   medians of forward, and of forward and backward together; f32
+  bwd/fwd          backward alone over forward
+  GFLOP/s          useful ones: the products of the chunked form, triangular ones counted half
+  %gemm            GFLOP/s over those of a plain matrix product in the same run, as many at
+                   once as there are threads
+  us/tok·head      forward microseconds for a token of one head
+  GB/s             decode: bytes of memory read and written; beside it, scaling an array of
+                   the same size in place
+
+EXAMPLES
+
+  falcon bench kernels
+  falcon bench kernels --rules falcon-1,falcon-1a --tokens 4096 --dims 128 --threads 1,2
+  falcon bench kernels --decode --json
+  falcon bench kernels --scaling
+
+  The figures are only as quiet as the machine: close what else is running, and raise --repeats
+  if two runs differ.";

@@ -1,0 +1,228 @@
+//! What is timed: a rule on random inputs of a size.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use falcon_kernels::rule::{Columns, Decay, Gain};
+use falcon_kernels::{Form, Inputs, Rule, State, View, forward, record};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use super::error::BenchError;
+
+/// A rule with its name.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Preset {
+    pub name: &'static str,
+    pub rule: Rule,
+}
+
+/// The preset called `name`.
+pub(super) fn preset(name: &str) -> Result<Preset, BenchError> {
+    presets().find(|preset| preset.name == name).ok_or_else(|| BenchError::Rule {
+        name: name.into(),
+        known: presets().map(|preset| preset.name).collect::<Vec<_>>().join(", "),
+    })
+}
+
+/// Every rule there is.
+pub(super) fn presets() -> impl Iterator<Item = Preset> {
+    Rule::ALL.into_iter().map(|(name, rule)| Preset { name, rule })
+}
+
+/// The sizes of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Size {
+    /// Of each sequence.
+    pub tokens: usize,
+    /// Of keys and values.
+    pub dim: usize,
+    pub heads: usize,
+    /// Sequences.
+    pub batch: usize,
+}
+
+impl Size {
+    /// Memory that the tensors of one size may take, in GiB.
+    const LIMIT: usize = 16;
+
+    /// Refuses what would not fit: about a dozen tensors of one number a token, head and dim.
+    pub fn check(self) -> Result<Self, BenchError> {
+        let Self { tokens, dim, heads, batch } = self;
+        let bytes = [tokens, dim, heads, batch, 12 * size_of::<f32>()].into_iter().fold(1, usize::saturating_mul);
+        let (gib, limit) = (bytes.div_ceil(1 << 30), Self::LIMIT);
+        if gib <= limit { Ok(self) } else { Err(BenchError::TooLarge { tokens, heads, dim, batch, gib, limit }) }
+    }
+
+    /// Tokens of all sequences.
+    pub fn all_tokens(self) -> usize {
+        self.tokens * self.batch
+    }
+}
+
+/// Random tensors of a size, for any rule.
+pub(super) struct Tensors {
+    pub size: Size,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    /// `[tokens, heads, dim]`; a shared gain takes the front.
+    beta: Vec<f32>,
+    /// As `beta`.
+    eta: Vec<f32>,
+    ridge: Vec<f32>,
+    gate: Vec<f32>,
+    grad_out: Vec<f32>,
+    offsets: Vec<usize>,
+    /// Where outputs go: made, and touched, before any clock runs.
+    out: RefCell<Vec<f32>>,
+}
+
+impl Tensors {
+    /// Queries and keys of length 1, normal values, and gains and decays as training meets them. `columns` says whether
+    /// some rule has a gain for each column.
+    pub fn new(size: Size, columns: bool) -> Self {
+        let Size { dim, heads, .. } = size;
+        let rows = size.all_tokens() * heads;
+        let gains = if columns { rows * dim } else { rows };
+        let mut random = Random(1);
+        Self {
+            size,
+            q: random.units(rows, dim),
+            k: random.units(rows, dim),
+            v: random.normals(rows * dim),
+            beta: random.uniforms(gains, 0.2, 1.8),
+            eta: random.uniforms(gains, 0.1, 0.9),
+            ridge: random.uniforms(rows, 0.0, 0.05),
+            gate: random.uniforms(rows, 0.95, 1.0),
+            grad_out: random.normals(rows * dim),
+            offsets: (0..=size.batch).map(|i| i * size.tokens).collect(),
+            out: RefCell::new(random.normals(rows * dim)),
+        }
+    }
+
+    /// The inputs of `rule` from all tokens.
+    pub fn inputs(&self, rule: &Rule) -> Result<Inputs<'_, f32>, BenchError> {
+        self.window(rule, 0, self.size.all_tokens(), &self.offsets)
+    }
+
+    /// The inputs of `rule` from a single token.
+    pub fn token(&self, rule: &Rule, token: usize) -> Result<Inputs<'_, f32>, BenchError> {
+        self.window(rule, token, 1, &[0, 1])
+    }
+
+    fn window<'a>(
+        &'a self,
+        rule: &Rule,
+        start: usize,
+        tokens: usize,
+        offsets: &'a [usize],
+    ) -> Result<Inputs<'a, f32>, BenchError> {
+        let Size { dim, heads, .. } = self.size;
+        let view = |data: &'a [f32], width: usize| {
+            View::new(&data[start * heads * width..][..tokens * heads * width], [tokens, heads, width])
+        };
+        let width = if rule.columns == Columns::Each { dim } else { 1 };
+        let gain = match rule.gain {
+            Gain::Unit => None,
+            Gain::Beta => Some(view(&self.beta, width)?),
+            Gain::Eta => Some(view(&self.eta, width)?),
+        };
+        let decay = match rule.decay {
+            Decay::None => None,
+            Decay::Ridge | Decay::ScaledRidge { .. } => Some(view(&self.ridge, 1)?),
+            Decay::Gate => Some(view(&self.gate, 1)?),
+        };
+        let (q, k, v) = (view(&self.q, dim)?, view(&self.k, dim)?, view(&self.v, dim)?);
+        Ok(Inputs { q, k, v, gain, decay, offsets })
+    }
+
+    /// Seconds of one forward call on `pool`.
+    pub fn forward(&self, rule: &Rule, chunk: usize, pool: &ThreadPool) -> Result<f64, BenchError> {
+        let (inputs, form) = (self.inputs(rule)?, Form::Chunked { chunk });
+        let (mut state, mut out): (State<f32>, _) = (inputs.fresh_state(rule)?, self.out.borrow_mut());
+        let out = &mut out[..];
+        pool.install(|| {
+            let start = Instant::now();
+            forward(rule, form, &inputs, &mut state, out)?;
+            Ok(start.elapsed().as_secs_f64())
+        })
+    }
+
+    /// Seconds of one forward and one backward call on `pool`.
+    pub fn both(&self, rule: &Rule, chunk: usize, pool: &ThreadPool) -> Result<f64, BenchError> {
+        let (inputs, form) = (self.inputs(rule)?, Form::Chunked { chunk });
+        let (mut state, mut out): (State<f32>, _) = (inputs.fresh_state(rule)?, self.out.borrow_mut());
+        let (out, grad_out) = (&mut out[..], &self.grad_out[..]);
+        pool.install(|| {
+            let start = Instant::now();
+            let tape = record(rule, form, &inputs, &mut state, out)?;
+            let grads = tape.backward(&inputs, grad_out, None)?;
+            let seconds = start.elapsed().as_secs_f64();
+            // Giving the gradients back is the caller's time.
+            drop(grads);
+            Ok(seconds)
+        })
+    }
+}
+
+/// A thread pool for each number of threads.
+#[derive(Default)]
+pub(super) struct Pools(BTreeMap<usize, ThreadPool>);
+
+impl Pools {
+    /// Makes sure that there is a pool of `threads`.
+    pub fn add(&mut self, threads: usize) -> Result<&ThreadPool, BenchError> {
+        use std::collections::btree_map::Entry;
+        Ok(match self.0.entry(threads) {
+            Entry::Occupied(found) => found.into_mut(),
+            Entry::Vacant(place) => {
+                let pool = ThreadPoolBuilder::new().num_threads(threads).build();
+                place.insert(pool.map_err(|source| BenchError::Threads { threads, source })?)
+            }
+        })
+    }
+
+    /// All of them, fewest threads first.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &ThreadPool)> {
+        self.0.iter().map(|(&threads, pool)| (threads, pool))
+    }
+}
+
+/// SplitMix64: fast, and the same numbers in every run.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn uniforms(&mut self, len: usize, low: f32, high: f32) -> Vec<f32> {
+        (0..len).map(|_| low + (high - low) * ((self.next() >> 40) as f32 / (1u32 << 24) as f32)).collect()
+    }
+
+    /// Nearly normal: a sum of four uniforms, the quarters of one random word, scaled to variance 1.
+    fn normals(&mut self, len: usize) -> Vec<f32> {
+        (0..len)
+            .map(|_| {
+                let word = self.next();
+                let sum: u64 = (0..4).map(|i| (word >> (16 * i)) & 0xFFFF).sum();
+                (sum as f32 / 65536.0 - 2.0) * 3f32.sqrt()
+            })
+            .collect()
+    }
+
+    /// Rows of length 1.
+    fn units(&mut self, rows: usize, dim: usize) -> Vec<f32> {
+        let mut data = self.normals(rows * dim);
+        for row in data.chunks_exact_mut(dim) {
+            let norm = row.iter().map(|x| x * x).sum::<f32>().sqrt().max(f32::MIN_POSITIVE);
+            row.iter_mut().for_each(|x| *x /= norm);
+        }
+        data
+    }
+}

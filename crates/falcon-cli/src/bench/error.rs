@@ -1,0 +1,73 @@
+//! What can go wrong with a benchmark.
+
+use std::io;
+
+use thiserror::Error;
+
+/// Why a benchmark was refused or failed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum BenchError {
+    /// A size whose tensors would not fit.
+    #[error(
+        "{tokens} tokens x {heads} heads x {dim} dims, {batch} sequences, need about {gib} GiB, the limit is {limit}: \
+         use fewer"
+    )]
+    TooLarge {
+        /// Tokens a sequence.
+        tokens: usize,
+        /// Heads.
+        heads: usize,
+        /// Width of keys and values.
+        dim: usize,
+        /// Sequences.
+        batch: usize,
+        /// Memory needed.
+        gib: usize,
+        /// Memory allowed.
+        limit: usize,
+    },
+    /// A rule that does not exist.
+    #[error("there is no rule {name:?}: it is one of {known}")]
+    Rule {
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// A request that is not one.
+    #[error("request {line}: {reason}")]
+    Request {
+        /// Which line of stdin.
+        line: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The kernels refused.
+    #[error(transparent)]
+    Kernel(#[from] falcon_kernels::Error),
+    /// Threads could not be started.
+    #[error("cannot start {threads} threads: {source}")]
+    Threads {
+        /// How many.
+        threads: usize,
+        /// What the system said.
+        source: rayon::ThreadPoolBuildError,
+    },
+    /// A run in a process of its own failed.
+    #[error("the measuring process {reason}")]
+    Child {
+        /// What it did.
+        reason: String,
+    },
+    /// Reading requests or printing results failed.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl BenchError {
+    /// Whether the reader of stdout has seen enough, which is no failure.
+    pub fn is_broken_pipe(&self) -> bool {
+        matches!(self, Self::Io(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+}

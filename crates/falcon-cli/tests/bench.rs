@@ -1,0 +1,174 @@
+//! `falcon bench kernels`: what it prints, and what it refuses. Speeds are not judged here.
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+const TINY: [&str; 8] = ["--tokens", "70", "--dims", "8", "--heads", "2", "--repeats", "1"];
+
+fn bench(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_falcon")).args(["bench", "kernels"]).args(args).output().unwrap()
+}
+
+fn serve(requests: &str) -> Output {
+    let mut process = Command::new(env!("CARGO_BIN_EXE_falcon"))
+        .args(["bench", "kernels", "--serve"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It may end before it has read everything.
+    let _ = process.stdin.take().unwrap().write_all(requests.as_bytes());
+    process.wait_with_output().unwrap()
+}
+
+fn said(ran: &Output) -> String {
+    String::from_utf8_lossy(&ran.stderr).into_owned()
+}
+
+fn rows(args: &[&str]) -> Vec<Value> {
+    let ran = bench(&[&TINY[..], &["--json"], args].concat());
+    assert!(ran.status.success(), "{}", said(&ran));
+    serde_json::from_slice(&ran.stdout).unwrap()
+}
+
+/// The rows of one table, each with all `fields`, finite and positive.
+fn table<'a>(rows: &'a [Value], name: &str, fields: &[&str]) -> Vec<&'a Value> {
+    let rows: Vec<_> = rows.iter().filter(|row| row["table"] == name).collect();
+    for row in &rows {
+        for field in fields {
+            let value = row[field].as_f64().unwrap_or_else(|| panic!("{field} of {row}"));
+            assert!(value.is_finite() && value > 0.0, "{field} of {row}");
+        }
+    }
+    rows
+}
+
+const KERNELS: [&str; 15] = [
+    "tokens",
+    "dim",
+    "heads",
+    "batch",
+    "threads",
+    "chunk",
+    "repeats",
+    "forward_ms",
+    "both_ms",
+    "forward_tokens_per_second",
+    "both_tokens_per_second",
+    "forward_gflops",
+    "both_gflops",
+    "forward_of_gemm",
+    "forward_us_per_token_head",
+];
+
+#[test]
+fn every_rule_has_a_row_with_every_figure() {
+    let rows = rows(&["--batch", "2"]);
+    let kernels = table(&rows, "kernels", &KERNELS);
+    assert_eq!(kernels.len(), 11);
+    assert!(kernels.iter().all(|row| row["backward_over_forward"].is_number() && row["batch"] == 2));
+    assert_eq!(table(&rows, "gemm", &["threads", "gflops", "side"]).len(), 1);
+    let figures = ["ns_per_token", "tokens_per_second", "gb_per_second", "machine_gb_per_second", "of_machine"];
+    assert_eq!(table(&rows, "decode", &figures).len(), 2);
+}
+
+#[test]
+fn rules_and_threads_can_be_chosen() {
+    let rows = rows(&["--rules", "online-ridge,retnet", "--threads", "1,2"]);
+    let of = |name: &str, key: &str| -> Vec<String> {
+        table(&rows, name, &[]).iter().map(|row| row[key].to_string()).collect()
+    };
+    assert_eq!(of("kernels", "threads"), ["1", "1", "2", "2"]);
+    assert_eq!(of("kernels", "rule")[..2], [r#""online-ridge""#, r#""retnet""#]);
+    assert_eq!(of("gemm", "threads"), ["1", "2"]);
+    assert_eq!(of("decode", "rule").len(), 4);
+}
+
+#[test]
+fn tables_can_be_left_out() {
+    assert!(rows(&["--decode"]).iter().all(|row| row["table"] == "decode"));
+    assert!(rows(&["--no-decode", "--rules", "falcon-1"]).iter().all(|row| row["table"] != "decode"));
+}
+
+#[test]
+fn scaling_measures_each_length_in_its_own_process() {
+    let rows = rows(&["--scaling", "--rules", "falcon-1", "--tokens", "4096"]);
+    let figures = ["tokens", "forward_ns_per_token", "forward_relative", "both_ns_per_token", "both_relative"];
+    let rows = table(&rows, "scaling", &figures);
+    assert_eq!(rows.len(), 2);
+    assert_eq!(rows[0]["forward_relative"], 1.0);
+    if let (Some(short), Some(long)) = (rows[0]["both_peak_bytes"].as_u64(), rows[1]["both_peak_bytes"].as_u64()) {
+        assert!(short < long);
+        assert!(rows[1]["forward_peak_bytes"].as_u64().unwrap() < long);
+    }
+}
+
+#[test]
+fn people_get_tables() {
+    let ran = bench(&[&TINY[..], &["--rules", "falcon-1"]].concat());
+    let out = String::from_utf8(ran.stdout).unwrap();
+    for words in ["This machine", "Kernels: f32, 2 heads, 1 sequence", "fwd %gemm", "falcon-1", "Decode:"] {
+        assert!(out.contains(words), "{out:?} lacks {words:?}");
+    }
+    let help = bench(&["--help"]);
+    assert!(help.status.success());
+    let help = String::from_utf8(help.stdout).unwrap();
+    assert!(help.contains("EXAMPLES") && help.contains("--scaling") && !help.contains("--serve"), "{help}");
+}
+
+#[test]
+fn the_impossible_is_refused() {
+    for args in [
+        &["--tokens", "0"][..],
+        &["--tokens", "many"],
+        &["--tokens", "1024,"],
+        &["--dims", "0"],
+        &["--dims", "64,4096"],
+        &["--heads", "0"],
+        &["--batch", "0"],
+        &["--threads", "0"],
+        &["--threads", "1,0"],
+        &["--chunk", "0"],
+        &["--repeats", "0"],
+        &["--rules", "falcon-9"],
+        &["--decode", "--no-decode"],
+        &["--decode", "--scaling"],
+        &["--tokens", "16777216", "--heads", "1024"],
+        &["--scaling", "--tokens", "16777216", "--heads", "1024"],
+    ] {
+        let ran = bench(args);
+        assert_eq!(ran.status.code(), Some(2), "{args:?}: {}", said(&ran));
+        assert!(ran.stdout.is_empty(), "{args:?}");
+        assert!(said(&ran).starts_with("error: "), "{args:?}: {}", said(&ran));
+    }
+    assert!(said(&bench(&["--rules", "falcon-9"])).contains("falcon-1, falcon-2"));
+    assert!(said(&bench(&["--tokens", "16777216", "--heads", "1024"])).contains("GiB, the limit is 16"));
+}
+
+#[test]
+fn requests_are_answered_line_by_line() {
+    let request = |mode: &str, tokens: usize| {
+        format!(
+            r#"{{"rule":"falcon-2","tokens":{tokens},"dim":8,"heads":2,"threads":1,"mode":"{mode}","chunk":16}}"#
+        )
+    };
+    let requests = [request("forward", 70), request("both", 70), request("forward", 70)].join("\n");
+    let ran = serve(&requests);
+    assert!(ran.status.success(), "{}", said(&ran));
+    let answers: Vec<Value> = ran.stdout.split(|&b| b == b'\n').flat_map(serde_json::from_slice).collect();
+    assert_eq!(answers.len(), 3);
+    assert!(answers.iter().all(|answer| answer["seconds"].as_f64().unwrap() > 0.0));
+    for (bad, words) in [
+        ("hello".into(), "request 1: expected value"),
+        (request("forward", 0), "request 1: tokens must be in 1..=16777216, got 0"),
+        (request("backward", 1), "unknown variant `backward`"),
+        (request("both", 1).replace("falcon-2", "falcon-9"), "no rule \"falcon-9\""),
+    ] {
+        let ran = serve(&bad);
+        assert_eq!(ran.status.code(), Some(2), "{bad}");
+        assert!(said(&ran).contains(words), "{}", said(&ran));
+    }
+}
