@@ -70,7 +70,7 @@ pub fn record<F: Real>(
     let size = sizes.dim_k * rule.state_columns(sizes.dim_v);
     let mut memories = vec![F::zero(); segments * sizes.heads * size];
     forward_checked(rule, form, inputs, &sizes, state, out, &mut memories);
-    Ok(Tape { rule: *rule, form, state: incoming, memories })
+    Ok(Tape { rule: *rule, form, offsets: inputs.offsets.to_vec(), state: incoming, memories })
 }
 
 /// What [`record`] keeps of a forward pass.
@@ -78,6 +78,7 @@ pub fn record<F: Real>(
 pub struct Tape<F> {
     rule: Rule,
     form: Form,
+    offsets: Vec<usize>,
     state: State<F>,
     /// Head after head, segment after segment.
     memories: Vec<F>,
@@ -93,6 +94,9 @@ impl<F: Real> Tape<F> {
     ) -> Result<Grads<F>, Error> {
         let Self { rule, form, state, .. } = self;
         let sizes = check(rule, *form, inputs, state)?;
+        if inputs.offsets != self.offsets {
+            return Err(Error::OtherTape { recorded: self.offsets.clone(), got: inputs.offsets.to_vec() });
+        }
         check_out("grad_out", grad_out, &sizes)?;
         if let Some(grad_state) = grad_state {
             grad_state.check(rule, &sizes)?;

@@ -135,6 +135,14 @@ pub enum Error {
         /// The rule's window.
         window: usize,
     },
+    /// A tape goes with the inputs it recorded.
+    #[error("the tape recorded sequences at {recorded:?}, the inputs have them at {got:?}: pass what was recorded")]
+    OtherTape {
+        /// Offsets when recording.
+        recorded: Vec<usize>,
+        /// Offsets now.
+        got: Vec<usize>,
+    },
     /// A decoding step takes one token of each sequence.
     #[error("a step takes 1 token of each sequence, got {got} of sequence {sequence}")]
     OneToken {

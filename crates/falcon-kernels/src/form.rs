@@ -49,9 +49,19 @@ impl Form {
         }
     }
 
-    /// Steps in a chunk of a rule with per-column gains. Its work inside a chunk grows with the chunk and is done row by
-    /// row, so a long one does not pay.
+    /// Tokens in a chunk of a rule with per-column gains, at most. Its work inside a chunk grows with the chunk and is
+    /// done row by row, so a long one does not pay.
     const COLUMNS_CHUNK: usize = 32;
+
+    /// Tokens that this form works on at once for `rule`, or `None` if a whole sequence.
+    pub fn stretch(self, rule: &Rule) -> Option<usize> {
+        match self {
+            Form::Recurrent => Some(Self::RECURRENT_STRETCH),
+            Form::Masked => None,
+            Form::Chunked { chunk } if rule.columns == Columns::Each => Some(chunk.min(Self::COLUMNS_CHUNK)),
+            Form::Chunked { chunk } => Some(chunk),
+        }
+    }
 
     /// The segments of a sequence of `tokens`.
     pub(crate) fn segments(
@@ -59,12 +69,7 @@ impl Form {
         rule: &Rule,
         tokens: usize,
     ) -> impl DoubleEndedIterator<Item = std::ops::Range<usize>> + ExactSizeIterator {
-        let length = match self {
-            Form::Recurrent => Self::RECURRENT_STRETCH,
-            Form::Masked => tokens.max(1),
-            Form::Chunked { chunk } if rule.columns == Columns::Each => chunk.min(Self::COLUMNS_CHUNK),
-            Form::Chunked { chunk } => chunk,
-        };
+        let length = self.stretch(rule).unwrap_or(tokens.max(1));
         (0..tokens.div_ceil(length)).map(move |i| i * length..((i + 1) * length).min(tokens))
     }
 

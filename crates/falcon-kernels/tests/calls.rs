@@ -71,6 +71,9 @@ fn a_tape_is_a_forward_pass_and_its_gradients() {
         let up = Some(&case.grad_state);
         let expected = backward(&rule, form, &inputs, &case.state, &case.grad_out, up).unwrap();
         assert_eq!(tape.backward(&inputs, &case.grad_out, up).unwrap(), expected, "{name}");
+        let other = Inputs { offsets: &[0, 71, 73, 73], ..inputs };
+        let error = said(tape.backward(&other, &case.grad_out, up));
+        assert!(error.contains("[0, 70, 73, 73]") && error.contains("[0, 71, 73, 73]"), "{error}");
     }
 }
 

@@ -1,10 +1,6 @@
 //! Useful FLOPs: the products of the chunked form, as one would count them on paper.
 
-use falcon_kernels::Rule;
-use falcon_kernels::rule::Columns;
-
-/// Rules with a gain for each column run in chunks of at most this.
-const COLUMNS_CHUNK: usize = 32;
+use falcon_kernels::{Form, Rule};
 
 /// Useful FLOPs of one token and head.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,7 +39,7 @@ pub(super) struct Flops {
 /// A window of `B > 1` pairs can be folded into the values of a linear rule. In a regression it costs each step `B` errors
 /// of `B` terms, `2 B² dv`, once forward and twice backward.
 pub(super) fn useful(rule: &Rule, dim: usize, chunk: usize) -> Flops {
-    let chunk = if rule.columns == Columns::Each { chunk.min(COLUMNS_CHUNK) } else { chunk };
+    let chunk = Form::Chunked { chunk }.stretch(rule).unwrap_or(chunk);
     let (dim_k, dim_v, chunk) = (dim as f64, rule.state_columns(dim) as f64, chunk as f64);
     let memory = 2.0 * dim_k * dim_v;
     let (inner_k, inner_v) = (chunk * dim_k, chunk * dim_v);
