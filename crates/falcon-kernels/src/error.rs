@@ -136,7 +136,9 @@ pub enum Error {
         window: usize,
     },
     /// A tape goes with the inputs it recorded.
-    #[error("the tape recorded sequences at {recorded:?}, the inputs have them at {got:?}: pass what was recorded")]
+    #[error(
+        "the tape recorded sequences at {recorded:?}, the inputs have them at {got:?}: pass what was recorded"
+    )]
     OtherTape {
         /// Offsets when recording.
         recorded: Vec<usize>,
