@@ -1,6 +1,6 @@
 //! `falcon bench`: what the kernels cost on this machine, beside what the machine can do.
 //!
-//! All rows of a run are timed round-robin ([`schedule`]), the machine's own rates among them, and medians are reported:
+//! All rows of a run are timed round-robin (`schedule`), the machine's own rates among them, and medians are reported:
 //! a disturbance hits a row and its yardstick alike.
 
 mod args;
