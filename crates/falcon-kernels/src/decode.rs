@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::form::Form;
 use crate::head::{Head, advance};
 use crate::inputs::Inputs;
-use crate::real::{axpy, dot};
+use crate::real::{axpy, combine, dot};
 use crate::rule::Rule;
 use crate::segment::Segment;
 use crate::simd::{Vectorised, dispatch};
@@ -86,16 +86,16 @@ impl<F: Real> Vectorised for Step<'_, F> {
         let (columns, q, window) = (segment.columns, segment.q_row(0), segment.window(0));
         let Some(newest) = window.clone().next_back() else {
             // The boundary of a fresh sequence writes nothing and forgets nothing.
-            return step::read(memory, q, read);
+            return product(memory, q, read);
         };
         let (older, p) = writes[..window.len() * columns].split_at_mut((window.len() - 1) * columns);
         if segment.erases {
             product_pair(memory, [q, segment.x_row(newest)], [&mut *read, p]);
             for (j, p) in window.clone().zip(older.chunks_exact_mut(columns)) {
-                step::read(memory, segment.x_row(j), p);
+                product(memory, segment.x_row(j), p);
             }
         } else {
-            step::read(memory, q, read);
+            product(memory, q, read);
         }
         let (write, erase, gamma) =
             (segment.gains(&segment.write, 0), segment.gains(&segment.erase, 0), segment.gains(&segment.gamma, 0));
@@ -137,6 +137,14 @@ impl<F: Real> Vectorised for Step<'_, F> {
     }
 }
 
+/// `Sᵀa`.
+#[inline(always)]
+fn product<F: Real>(memory: &[F], a: &[F], with_a: &mut [F]) {
+    with_a.fill(F::zero());
+    let columns = with_a.len();
+    combine(with_a, a, memory, columns);
+}
+
 /// `y = f(y, x)`.
 #[inline(always)]
 fn each<F: Real>(y: &mut [F], x: &[F], f: impl Fn(F, F) -> F) {
@@ -145,26 +153,29 @@ fn each<F: Real>(y: &mut [F], x: &[F], f: impl Fn(F, F) -> F) {
     }
 }
 
-/// `Sᵀa` and `Sᵀb` in one pass, four rows at a time so that the sums are touched less often than the memory.
+/// `Sᵀa` and `Sᵀb`, the sums of some columns in registers while the rows go by.
 #[inline(always)]
 fn product_pair<F: Real>(memory: &[F], [a, b]: [&[F]; 2], [with_a, with_b]: [&mut [F]; 2]) {
+    const TILE: usize = 32;
     let columns = with_a.len();
-    let with_b = &mut with_b[..columns];
-    with_a.fill(F::zero());
-    with_b.fill(F::zero());
-    let (a_blocks, a_rest) = a.as_chunks::<4>();
-    let (b_blocks, b_rest) = b.as_chunks::<4>();
-    let mut rows = memory.chunks_exact(columns);
-    for (a, b) in a_blocks.iter().zip(b_blocks) {
-        let mut next = || &rows.next().expect("a row for each number")[..columns];
-        let (s0, s1, s2, s3) = (next(), next(), next(), next());
-        for c in 0..columns {
-            with_a[c] += (a[0] * s0[c] + a[1] * s1[c]) + (a[2] * s2[c] + a[3] * s3[c]);
-            with_b[c] += (b[0] * s0[c] + b[1] * s1[c]) + (b[2] * s2[c] + b[3] * s3[c]);
+    let mut start = 0;
+    while start + TILE <= columns {
+        let (mut sum_a, mut sum_b) = ([F::zero(); TILE], [F::zero(); TILE]);
+        for ((row, a), b) in memory.chunks_exact(columns).zip(a).zip(b) {
+            let row: &[F; TILE] = row[start..].first_chunk().expect("a tile of the memory");
+            for lane in 0..TILE {
+                sum_a[lane] += *a * row[lane];
+                sum_b[lane] += *b * row[lane];
+            }
         }
+        with_a[start..start + TILE].copy_from_slice(&sum_a);
+        with_b[start..start + TILE].copy_from_slice(&sum_b);
+        start += TILE;
     }
-    for ((s, a), b) in rows.zip(a_rest).zip(b_rest) {
-        axpy(with_a, *a, s);
-        axpy(with_b, *b, s);
+    with_a[start..].fill(F::zero());
+    with_b[start..].fill(F::zero());
+    for ((row, a), b) in memory.chunks_exact(columns).zip(a).zip(b) {
+        axpy(&mut with_a[start..], *a, &row[start..]);
+        axpy(&mut with_b[start..], *b, &row[start..]);
     }
 }
