@@ -40,7 +40,7 @@ pub struct Grads<F> {
 /// Adjoint of [`crate::forward`]: `state` is the incoming one, `grad_out` is `[tokens, heads, dim_v]`, and `grad_state`
 /// the gradient of the outgoing state, if anything depends on it.
 ///
-/// Passing `Grads::state` on as the `grad_state` of the segment before gives exactly the gradients of the undivided
+/// Passing `Grads::state` on as the `grad_state` of the segment before gives the gradients of the undivided
 /// sequence. This runs the forward pass again; [`record`] saves that.
 pub fn backward<F: Real>(
     rule: &Rule,
@@ -50,7 +50,9 @@ pub fn backward<F: Real>(
     grad_out: &[F],
     grad_state: Option<&State<F>>,
 ) -> Result<Grads<F>, Error> {
-    check_out("grad_out", grad_out, &check(rule, form, inputs, state)?)?;
+    let sizes = check(rule, form, inputs, state)?;
+    check_out("grad_out", grad_out, &sizes)?;
+    grad_state.map_or(Ok(()), |grad_state| grad_state.check(rule, &sizes))?;
     let mut out = vec![F::zero(); grad_out.len()];
     record(rule, form, inputs, &mut state.clone(), &mut out)?.backward(inputs, grad_out, grad_state)
 }

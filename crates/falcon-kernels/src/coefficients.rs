@@ -107,8 +107,8 @@ impl<F: Real> Coefficients<F> {
         match rule.gain {
             Gain::Unit => eta.fill(F::one()),
             Gain::Eta => eta.copy_from_slice(&self.gain[here.clone()]),
-            // A zero denominator means there is nothing to write.
-            Gain::Beta if denominator == F::zero() => {}
+            // A zero denominator means there is nothing to write; one too small to divide by is as good as zero.
+            Gain::Beta if vanishes(denominator) => {}
             Gain::Beta => {
                 for (eta, beta) in eta.iter_mut().zip(&self.gain[here.clone()]) {
                     *eta = *beta / denominator;
@@ -119,7 +119,7 @@ impl<F: Real> Coefficients<F> {
             (Decay::None, _) => return,
             (Decay::Gate, _) => return gamma.copy_from_slice(&self.decay[here]),
             // 1 − βλ/(E + λ + ε) without the cancellation.
-            (_, Gain::Beta) if denominator != F::zero() => {
+            (_, Gain::Beta) if !vanishes(denominator) => {
                 let rest = self.energy[step] + F::of(rule.eps);
                 for (gamma, beta) in gamma.iter_mut().zip(&self.gain[here]) {
                     *gamma = (rest + (F::one() - *beta) * lambda) / denominator;
@@ -255,7 +255,7 @@ impl<F: Real> Coefficients<F> {
             let (mut grad_energy, mut grad_lambda) = (F::zero(), -dot(eta, grad_gamma));
             if rule.gain == Gain::Beta {
                 let denominator = self.denominator[step];
-                if denominator == F::zero() {
+                if vanishes(denominator) {
                     continue;
                 }
                 let (through, carried) = (dot(eta, grad_eta), -grad_lambda);
@@ -315,6 +315,11 @@ impl<F: Real> Coefficients<F> {
             }
         }
     }
+}
+
+#[inline(always)]
+fn vanishes<F: Real>(denominator: F) -> bool {
+    denominator < F::min_positive_value()
 }
 
 fn fill<T: Copy>(buffer: &mut Vec<T>, len: usize, value: T) {

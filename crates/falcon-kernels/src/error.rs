@@ -8,6 +8,14 @@ pub enum RuleError {
     /// A window of no pairs writes nothing.
     #[error("the window must hold at least 1 pair, got 0")]
     EmptyWindow,
+    /// A window nobody can mean: every state would hold that many pairs.
+    #[error("a window of {window} pairs is too long, at most {most}")]
+    WindowTooLong {
+        /// The window asked for.
+        window: usize,
+        /// The longest allowed.
+        most: usize,
+    },
     /// A window mixes columns that per-column gains keep apart.
     #[error("per-column gains need window 1, got {window}")]
     ColumnsWithWindow {
@@ -98,6 +106,36 @@ pub enum Error {
     Zero {
         /// Which size.
         what: &'static str,
+    },
+    /// A tensor with more elements than can be counted, which only broadcast views can have.
+    #[error("{tokens} tokens of {heads} heads and width {dim} are more than an array can hold")]
+    TooLarge {
+        /// Tokens.
+        tokens: usize,
+        /// Heads.
+        heads: usize,
+        /// Width.
+        dim: usize,
+    },
+    /// A chunk whose working memory would not be sensible.
+    #[error("a chunk of {chunk} tokens with window {window} is too long: together at most {most}")]
+    ChunkTooLong {
+        /// Tokens a chunk.
+        chunk: usize,
+        /// The rule's window.
+        window: usize,
+        /// What they may come to.
+        most: usize,
+    },
+    /// A tail longer than the window has use for.
+    #[error("sequence {sequence} has a tail of {tail} pairs, the window has use for at most {most}")]
+    TailTooLong {
+        /// Which sequence.
+        sequence: usize,
+        /// Pairs in its tail.
+        tail: usize,
+        /// Pairs the window sees besides its newest.
+        most: usize,
     },
     /// NaN or infinity in the input.
     #[error("{tensor}{index:?} is {value}: inputs must be finite")]

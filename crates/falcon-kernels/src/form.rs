@@ -16,7 +16,8 @@ pub enum Form {
     Masked,
     /// Chunks of this many tokens, matrix products inside them: what training runs.
     Chunked {
-        /// Tokens a chunk, at least 1. The last one may be shorter.
+        /// Tokens a chunk, at least 1. The last one may be shorter; rules with per-column gains take at most 32 at once,
+        /// see [`Form::stretch`].
         chunk: usize,
     },
 }
@@ -28,16 +29,26 @@ impl Form {
     /// Numbers the masked form may hold at once for one head.
     const MASKED_LIMIT: usize = 1 << 28;
 
+    /// Rows of a chunk and its window. Scratch memory grows with their square.
+    const CHUNK_LIMIT: usize = 1 << 14;
+
     /// Steps between two memories that the backward pass of the recurrent form starts from.
     const RECURRENT_STRETCH: usize = 64;
 
     pub(crate) fn check<F>(self, rule: &Rule, inputs: &Inputs<'_, F>) -> Result<(), Error> {
+        let longest = inputs.offsets.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
         match self {
             Form::Recurrent => Ok(()),
             Form::Chunked { chunk: 0 } => Err(Error::Zero { what: "the chunk size" }),
-            Form::Chunked { .. } => Ok(()),
+            Form::Chunked { chunk } => {
+                let side = chunk.min(longest).saturating_add(rule.window);
+                if side <= Self::CHUNK_LIMIT {
+                    Ok(())
+                } else {
+                    Err(Error::ChunkTooLong { chunk, window: rule.window, most: Self::CHUNK_LIMIT })
+                }
+            }
             Form::Masked => {
-                let longest = inputs.offsets.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
                 // A step writes at most a window, which reaches back into the tail.
                 let side = longest.saturating_mul(rule.window.min(longest.saturating_add(rule.tail_capacity())));
                 if side.saturating_mul(side) <= Self::MASKED_LIMIT {

@@ -8,7 +8,7 @@ use crate::inputs::{Inputs, Sizes};
 use crate::rule::{Align, Rule};
 use crate::segment::Segment;
 use crate::simd::{Vectorised, dispatch};
-use crate::state::State;
+use crate::state::{State, row};
 
 /// Where the key of a pair, or its value, comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,23 +168,32 @@ pub(crate) fn advance<F: Real>(rule: &Rule, inputs: &Inputs<'_, F>, sizes: &Size
         let outgoing = pairs.outgoing();
         state.tail_len[sequence] = outgoing.len();
         // Slots move towards 0 only, so filling them in order never overwrites one still to be read.
+        let first_slot = sequence * rule.tail_capacity();
         for (slot, time) in outgoing.enumerate() {
             let (key, value) = pairs.places(time);
+            if let Place::Tail(from) = value {
+                for (tail, width) in [
+                    (&mut state.tail_x, sizes.key_heads * sizes.dim_k),
+                    (&mut state.tail_v, sizes.heads * sizes.dim_v),
+                ] {
+                    tail.copy_within(row(first_slot + from, width), (first_slot + slot) * width);
+                }
+                continue;
+            }
             for key_head in 0..sizes.key_heads {
-                let from = match key.expect("a pair in the tail has a key") {
-                    Place::Tail(from) => state.tail_x_of(sequence, from, key_head).to_vec(),
-                    Place::LastKey => state.last_key_of(sequence, key_head).to_vec(),
-                    Place::Token(t) => inputs.k.row(tokens.start + t, key_head).to_vec(),
-                };
-                state.tail_x_of_mut(sequence, slot, key_head).copy_from_slice(&from);
+                match key.expect("a pair in the tail has a key") {
+                    Place::Token(t) => {
+                        let from = inputs.k.row(tokens.start + t, key_head);
+                        state.tail_x_of_mut(sequence, slot, key_head).copy_from_slice(from);
+                    }
+                    _ => state.keep_last_key(sequence, slot, key_head),
+                }
             }
             for head in 0..sizes.heads {
-                let from = match value {
-                    Place::Tail(from) => state.tail_v_of(sequence, from, head).to_vec(),
-                    Place::Token(t) => inputs.v.row(tokens.start + t, head).to_vec(),
-                    Place::LastKey => unreachable!("a value is never the last key"),
-                };
-                state.tail_v_of_mut(sequence, slot, head).copy_from_slice(&from);
+                if let Place::Token(t) = value {
+                    let from = inputs.v.row(tokens.start + t, head);
+                    state.tail_v_of_mut(sequence, slot, head).copy_from_slice(from);
+                }
             }
         }
         for key_head in 0..sizes.key_heads {

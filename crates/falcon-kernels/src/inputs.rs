@@ -82,6 +82,12 @@ impl<F: Real> Inputs<'_, F> {
                 return Err(Error::Zero { what });
             }
         }
+        // A broadcast view can claim any number of tokens; the arrays of a call cannot have them.
+        for (heads, dim) in [(heads, dim_v), (key_heads, dim_k)] {
+            if tokens.checked_mul(heads).and_then(|rows| rows.checked_mul(dim)).is_none() {
+                return Err(Error::TooLarge { tokens, heads, dim });
+            }
+        }
         if heads % key_heads != 0 {
             return Err(Error::Groups { heads, key_heads });
         }
@@ -96,7 +102,7 @@ impl<F: Real> Inputs<'_, F> {
             match rule.gain {
                 // The ends are allowed: 2σ(·) rounds to them.
                 Gain::Beta => range("gain", &gain, "beta", 2.0)?,
-                _ => range("gain", &gain, "eta", f64::MAX)?,
+                _ => range("gain", &gain, "eta", f64::INFINITY)?,
             }
         }
         let decay = optional("decay", self.decay, rule.decay != Decay::None)?;
@@ -105,13 +111,13 @@ impl<F: Real> Inputs<'_, F> {
             shape("decay", &decay, expected, "tokens, heads, 1; a per-column gate has dim_v")?;
             match rule.decay {
                 Decay::Gate => range("decay", &decay, "gamma", 1.0)?,
-                _ => range("decay", &decay, "lambda", f64::MAX)?,
+                _ => range("decay", &decay, "lambda", f64::INFINITY)?,
             }
         }
         Ok(sizes)
     }
 
-    /// Looks at every number of `q`, `k`, `v` and names the first that is not finite.
+    /// Looks at every number of `q`, `k`, `v` and names the first that is not finite. The state is not looked at.
     pub fn check_finite(&self) -> Result<(), Error> {
         for (tensor, view) in [("q", &self.q), ("k", &self.k), ("v", &self.v)] {
             if let Some((index, value)) = view.find(|x| !x.is_finite()) {

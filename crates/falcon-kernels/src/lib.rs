@@ -72,5 +72,7 @@ pub use form::Form;
 pub use inputs::{Inputs, Sizes};
 pub use real::Real;
 pub use rule::Rule;
+#[doc(hidden)]
+pub use scratch::poison_scratch;
 pub use state::State;
 pub use view::View;

@@ -173,11 +173,17 @@ impl Rule {
         ("online-ridge", Rule::ONLINE_RIDGE),
     ];
 
+    /// The longest window.
+    pub const MAX_WINDOW: usize = 1 << 20;
+
     /// Rejects combinations that no kernel can run, with the reason.
     pub fn validate(&self) -> Result<(), RuleError> {
         let Rule { window, columns, gain, objective, .. } = *self;
         if window == 0 {
             return Err(RuleError::EmptyWindow);
+        }
+        if window > Self::MAX_WINDOW {
+            return Err(RuleError::WindowTooLong { window, most: Self::MAX_WINDOW });
         }
         if columns == Columns::Each && window > 1 {
             return Err(RuleError::ColumnsWithWindow { window });
@@ -213,7 +219,7 @@ impl Rule {
 
     /// Pairs before a segment that its window can still see.
     pub fn tail_capacity(&self) -> usize {
-        self.window - 1
+        self.window.saturating_sub(1)
     }
 
     /// Whether `η` or `λ` depends on the energy of the keys.
@@ -241,6 +247,7 @@ mod tests {
     fn impossible_rules_say_why() {
         let said = |rule: Rule| rule.validate().unwrap_err().to_string();
         assert_eq!(said(Rule { window: 0, ..Rule::FALCON_3 }), "the window must hold at least 1 pair, got 0");
+        assert!(said(Rule { window: usize::MAX, ..Rule::FALCON_3 }).contains("at most 1048576"));
         assert_eq!(said(Rule { window: 4, ..Rule::FALCON_2 }), "per-column gains need window 1, got 4");
         assert!(said(Rule { gain: Gain::Unit, ..Rule::FALCON_2 }).contains("per-column"));
         let normaliser = Some(Normaliser { eps: 1e-6 });

@@ -30,7 +30,9 @@ impl<'a, F> SharedHeads<'a, F> {
     /// `offsets` cut the tokens into sequences.
     pub fn new(data: &'a mut [F], offsets: &'a [usize], heads: usize, width: usize) -> Self {
         let tokens = offsets.last().copied().unwrap_or(0);
-        assert_eq!(data.len(), tokens * heads * width, "[{tokens}, {heads}, {width}]");
+        // Checked: a product that wrapped around would let every later access out of the array.
+        let needed = tokens.checked_mul(heads).and_then(|rows| rows.checked_mul(width));
+        assert_eq!(needed, Some(data.len()), "[{tokens}, {heads}, {width}]");
         assert!(offsets.is_sorted(), "offsets rise");
         let sequences = offsets.len().saturating_sub(1);
         let claimed = (0..sequences * heads).map(|_| AtomicBool::new(false)).collect();
@@ -100,6 +102,12 @@ mod tests {
         let shared = SharedHeads::new(&mut data, &[0, 2], 2, 1);
         shared.claim(0, 1);
         shared.claim(0, 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "None")]
+    fn sizes_that_overflow_are_refused() {
+        SharedHeads::<f32>::new(&mut [], &[0, 1 << 63], 2, 1);
     }
 
     #[test]

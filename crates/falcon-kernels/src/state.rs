@@ -93,7 +93,7 @@ impl<F: Real> State<F> {
         }
         for (sequence, &tail) in self.tail_len.iter().enumerate() {
             if tail > shape.tail {
-                return Err(Error::State { what: "tail length", got: tail, expected: shape.tail });
+                return Err(Error::TailTooLong { sequence, tail, most: shape.tail });
             }
             if rule.align == Align::Next && tail > 0 && !self.started[sequence] {
                 return Err(Error::TailWithoutKey { sequence, tail });
@@ -135,6 +135,12 @@ impl<F: Real> State<F> {
     pub(crate) fn last_key_of_mut(&mut self, sequence: usize, key_head: usize) -> &mut [F] {
         let range = self.last_key_range(sequence, key_head);
         &mut self.last_key[range]
+    }
+
+    /// Copies the last key into a slot of the tail.
+    pub(crate) fn keep_last_key(&mut self, sequence: usize, slot: usize, key_head: usize) {
+        let (from, to) = (self.last_key_range(sequence, key_head), self.tail_x_range(sequence, slot, key_head));
+        self.tail_x[to].copy_from_slice(&self.last_key[from]);
     }
 
     pub(crate) fn tail_x_of(&self, sequence: usize, slot: usize, key_head: usize) -> &[F] {

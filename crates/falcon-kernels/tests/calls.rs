@@ -2,7 +2,7 @@
 
 use falcon_kernels::rule::Normaliser;
 use falcon_kernels::{Decoder, Error, Form, Inputs, Rule, State, View, backward, forward, record};
-use falcon_testkit::{Case, Spec};
+use falcon_testkit::{Case, Spec, max_error};
 
 fn said<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     result.unwrap_err().to_string()
@@ -30,7 +30,10 @@ fn bad_calls_say_what_is_wrong_and_change_nothing() {
     let tail = said(forward(&rule, Form::CHUNKED, &inputs, &mut state, &mut out));
     assert!(tail.contains("a tail of 2 pairs but no last key"), "{tail}");
     state.tail_len[0] = 9;
-    assert!(said(forward(&rule, Form::CHUNKED, &inputs, &mut state, &mut out)).contains("tail length 9"));
+    assert!(
+        said(forward(&rule, Form::CHUNKED, &inputs, &mut state, &mut out))
+            .contains("a tail of 9 pairs, the window has use for at most 3")
+    );
     state.tail_len[0] = 0;
     state.memory.pop();
     assert!(said(forward(&rule, Form::CHUNKED, &inputs, &mut state, &mut out)).contains("memory elements"));
@@ -46,6 +49,18 @@ fn bad_calls_say_what_is_wrong_and_change_nothing() {
     assert!(Decoder::<f32>::new(&Rule { window: 0, ..rule }).is_err());
 }
 
+/// A broadcast view can claim more tokens than there are bytes; nothing is computed for it.
+#[test]
+fn sizes_that_overflow_are_refused() {
+    let (one, two) = ([1.0], [1.0, 1.0]);
+    let tokens = 1 << 63;
+    let key = View::strided(&one, [tokens, 1, 1], [0, 0]).unwrap();
+    let v = View::strided(&two, [tokens, 2, 1], [0, 1]).unwrap();
+    let inputs = Inputs { q: key, k: key, v, gain: None, decay: None, offsets: &[0, tokens] };
+    let error = said(inputs.fresh_state(&Rule::LINEAR_ATTENTION));
+    assert!(error.contains("more than an array can hold"), "{error}");
+}
+
 #[test]
 fn the_masked_form_refuses_what_it_cannot_hold() {
     let tokens = 100_000;
@@ -56,6 +71,9 @@ fn the_masked_form_refuses_what_it_cannot_hold() {
     let mut out = vec![0.0; tokens];
     let error = said(forward(&Rule::LINEAR_ATTENTION, Form::Masked, &inputs, &mut state, &mut out));
     assert!(error.contains("100000 tokens") && error.contains("use chunked"), "{error}");
+    let huge = Form::Chunked { chunk: usize::MAX };
+    let error = said(forward(&Rule::LINEAR_ATTENTION, huge, &inputs, &mut state, &mut out));
+    assert!(error.contains("together at most 16384"), "{error}");
 }
 
 /// A tape gives the gradients of the call it recorded, and the outputs of a plain one.
@@ -69,8 +87,11 @@ fn a_tape_is_a_forward_pass_and_its_gradients() {
         let plain = case.forward(form);
         assert_eq!((&out, &state), (&plain.out, &plain.state), "{name}");
         let up = Some(&case.grad_state);
-        let expected = backward(&rule, form, &inputs, &case.state, &case.grad_out, up).unwrap();
-        assert_eq!(tape.backward(&inputs, &case.grad_out, up).unwrap(), expected, "{name}");
+        let grads = tape.backward(&inputs, &case.grad_out, up).unwrap();
+        let expected = backward(&rule, Form::Recurrent, &inputs, &case.state, &case.grad_out, up).unwrap();
+        for (found, expected) in [(&grads.k, &expected.k), (&grads.state.memory, &expected.state.memory)] {
+            assert!(max_error(found, expected) < 1e-10, "{name}");
+        }
         let other = Inputs { offsets: &[0, 71, 73, 73], ..inputs };
         let error = said(tape.backward(&other, &case.grad_out, up));
         assert!(error.contains("[0, 70, 73, 73]") && error.contains("[0, 71, 73, 73]"), "{error}");

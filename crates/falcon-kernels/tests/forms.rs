@@ -62,6 +62,7 @@ const TOLERANCE: f64 = 1e-9;
 
 /// A few hundred cases of each property; `PROPTEST_CASES` asks for more.
 fn config() -> ProptestConfig {
+    falcon_kernels::poison_scratch();
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(400);
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
@@ -321,14 +322,6 @@ mod reductions {
     use super::*;
 
     #[test]
-    fn a_window_of_one_is_no_window() {
-        for (windowed, plain) in [(Rule::FALCON_3, Rule::FALCON_1), (Rule::FALCON_3A, Rule::FALCON_1A)] {
-            let one = Rule { window: 1, decay: plain.decay, ..windowed };
-            assert_eq!(one, plain);
-        }
-    }
-
-    #[test]
     fn equal_columns_are_one_column() {
         for (each, shared) in [(Rule::FALCON_2, Rule::FALCON_1), (Rule::FALCON_2A, Rule::FALCON_1A)] {
             let one = Case::new(&Spec { continued: true, ..Spec::new(shared, 23, 7) });
@@ -348,8 +341,7 @@ mod reductions {
         }
     }
 
-    /// Two tokens make one pair, and a window of four that holds one pair writes as a window of one. Unlike the test
-    /// above this runs the windowed code.
+    /// Two tokens make one pair, and a window of four that holds one pair writes as a window of one.
     #[test]
     fn a_window_with_one_pair_is_no_window() {
         for (windowed, plain) in [(Rule::FALCON_3, Rule::FALCON_1), (Rule::FALCON_3A, Rule::FALCON_1A)] {
@@ -394,6 +386,83 @@ fn one_token_and_empty_batches() {
             }
         }
     }
+}
+
+/// Widths and lengths beyond the tiles and blocks of the kernels, and beyond multiples of them.
+#[test]
+fn wide_heads_and_long_chunks() {
+    falcon_kernels::poison_scratch();
+    let windowed = Rule { window: 7, read: Read::Before, ..Rule::FALCON_3 };
+    let more = [windowed, Rule { objective: Objective::InnerProduct, ..windowed }];
+    let rules = Rule::ALL.iter().map(|(_, rule)| *rule).chain(more);
+    for rule in rules.chain([Rule { read: Read::Before, ..Rule::FALCON_2 }]) {
+        let spec =
+            Spec { heads: 1, key_heads: 1, dim_k: 33, dim_v: 49, continued: true, ..Spec::new(rule, 150, 6) };
+        let case = Case::new(&spec);
+        let expected = case.run(Form::Recurrent);
+        for chunk in [64, 100] {
+            let found = case.run(Form::Chunked { chunk });
+            assert_close(&format!("{rule:?}, chunk {chunk}"), &found.all(), &expected.all(), TOLERANCE);
+        }
+        assert_close(&format!("{rule:?}, decoder"), &case.decode().forward(), &expected.forward(), TOLERANCE);
+    }
+}
+
+/// Gains and ridges at the ends of their ranges, keys that are zero, and no ε to help: everything stays finite, and the
+/// forms agree. A zero key writes nothing.
+#[test]
+fn ends_of_the_ranges() {
+    for (name, rule) in Rule::ALL {
+        let rule = Rule { eps: 0.0, ..rule };
+        let mut case = Case::new(&Spec { continued: true, ..Spec::new(rule, 12, 8) });
+        let width = case.sizes.key_heads * case.sizes.dim_k;
+        case.k[3 * width..6 * width].fill(0.0);
+        // Too small for its square to be divided by.
+        case.k[8 * width..9 * width].fill(1e-160);
+        for (i, gain) in case.gain.iter_mut().enumerate() {
+            *gain = if i % 3 == 0 { 0.0 } else { 2.0 };
+        }
+        case.decay.iter_mut().step_by(2).for_each(|decay| *decay = 0.0);
+        let expected = case.run(Form::Recurrent).all();
+        for (tensor, values) in &expected {
+            assert!(values.iter().all(|x| x.is_finite()), "{name}: {tensor}");
+        }
+        for form in [Form::Masked, Form::Chunked { chunk: 5 }] {
+            assert_close(&format!("{name} {form:?}"), &case.run(form).all(), &expected, TOLERANCE);
+        }
+    }
+}
+
+/// The same numbers laid out as `[heads, time, dim]`, read through strides, give the same bits.
+#[test]
+fn strides_change_nothing() {
+    use falcon_kernels::{Inputs, View, forward};
+    let case = Case::new(&Spec::new(Rule::FALCON_3, 21, 3));
+    let (tokens, heads) = (case.sizes.tokens, case.sizes.heads);
+    let transpose = |data: &[f64]| -> Vec<f64> {
+        let width = data.len() / tokens / heads;
+        (0..heads)
+            .flat_map(|h| (0..tokens).map(move |t| (t * heads + h) * width))
+            .flat_map(|start| data[start..start + width].to_vec())
+            .collect()
+    };
+    let moved = [&case.q, &case.k, &case.v, &case.gain, &case.decay].map(|data| transpose(data));
+    let view = |i: usize| {
+        let width = moved[i].len() / tokens / heads;
+        View::strided(&moved[i], [tokens, heads, width], [width, tokens * width]).unwrap()
+    };
+    let inputs = Inputs {
+        q: view(0),
+        k: view(1),
+        v: view(2),
+        gain: Some(view(3)),
+        decay: Some(view(4)),
+        offsets: &case.offsets,
+    };
+    let (mut state, mut out) = (case.state.clone(), vec![0.0; case.grad_out.len()]);
+    forward(&case.rule, Form::CHUNKED, &inputs, &mut state, &mut out).unwrap();
+    let plain = case.forward(Form::CHUNKED);
+    assert_eq!((out, state), (plain.out, plain.state));
 }
 
 #[test]

@@ -281,7 +281,6 @@ impl<F: Real> Sweep<'_, F> {
             for ((z, v), p) in z.iter_mut().zip(segment.v_row(r)).zip(&self.p[slot.clone()]) {
                 *z = write * *v - erase * *p;
             }
-            let closes = chunk.closes(r) == step + 1;
             if segment.window == 1 {
                 self.closed[row(r, segment.columns)].copy_from_slice(z);
                 continue;
@@ -295,7 +294,7 @@ impl<F: Real> Sweep<'_, F> {
             } else {
                 self.omega[slot.clone()].copy_from_slice(z);
             }
-            if closes {
+            if chunk.closes(r) == step + 1 {
                 self.closed[row(r, segment.columns)].copy_from_slice(&self.omega[slot]);
             }
         }

@@ -1,8 +1,9 @@
 //! The chunked form: what training runs. A chunk is a segment; inside it matrix products, between chunks the
 //! memory.
 //!
-//! Every decay that occurs is a product `D[t][s] = Π_{s ≤ r < t} γ_r` with `s ≤ t`, so nothing is ever divided by a
-//! decay or multiplied by more than 1: a chunk whose every step is clamped is as safe as one that forgets nothing.
+//! Every decay that occurs is a product `D[t][s] = Π_{s ≤ r < t} γ_r` with `s ≤ t`. With `|γ| ≤ 1` (what the clamp, gates and
+//! gains up to 2 make sure of) nothing is ever multiplied by more than 1, and nothing is divided by a decay: a chunk whose every
+//! step is clamped is as safe as one that forgets nothing. The one exception, in [`columns`], steps aside where it would hurt.
 
 mod columns;
 mod delta;
