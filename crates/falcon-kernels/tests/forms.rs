@@ -226,10 +226,11 @@ proptest! {
     /// Finite differences of the loss, in every input, against the recurrent backward pass.
     #[test]
     fn gradients_match_differences(spec in specs(), direction in any::<u64>()) {
-        // Away from the clamp, where the gradient jumps.
         let rule = Rule { clamp: spec.rule.clamp.map(|_| 1e-3), ..spec.rule };
         let spec = Spec { rule, gain: (0.2, 1.0), ridge: (0.0, 0.5), ..spec };
         let case = Case::new(&spec);
+        // The gradient jumps where the clamp sets in: a difference across that point means nothing.
+        prop_assume!(!near_the_clamp(&case));
         check_differences(&case, direction)?;
     }
 }
@@ -267,6 +268,15 @@ fn loss(case: &Case<f64>) -> f64 {
         + dot(&state.last_key, &up.last_key)
         + dot(&state.tail_x, &up.tail_x)
         + dot(&state.tail_v, &up.tail_v)
+}
+
+/// Whether some carry `1 − ηλ` is so close to the clamp that a small step might cross it.
+fn near_the_clamp(case: &Case<f64>) -> bool {
+    let Some(least) = case.rule.clamp else { return false };
+    let realised = falcon_kernels::coefficients(&case.rule, &case.inputs(), &case.state).unwrap();
+    let width = case.sizes.gain_width(&case.rule);
+    let ridges = realised.lambda.iter().flat_map(|lambda| std::iter::repeat_n(lambda, width));
+    realised.eta.iter().zip(ridges).any(|(eta, lambda)| (1.0 - eta * lambda - least).abs() < 2e-3)
 }
 
 /// The derivative along a random direction in one input after the other.
