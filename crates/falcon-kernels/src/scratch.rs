@@ -29,11 +29,16 @@ impl<F: Real> Scratch<F> {
         if POISONED.load(Ordering::Relaxed) {
             self.buffer.fill(F::nan());
         }
-        let mut rest = &mut self.buffer[..];
-        lengths.map(|length| {
-            let (slice, after) = std::mem::take(&mut rest).split_at_mut(length);
-            rest = after;
-            slice
-        })
+        split(&mut self.buffer, lengths)
     }
+}
+
+/// Disjoint slices of these lengths, from the front of `buffer`.
+pub(crate) fn split<F, const N: usize>(buffer: &mut [F], lengths: [usize; N]) -> [&mut [F]; N] {
+    let mut rest = buffer;
+    lengths.map(|length| {
+        let (slice, after) = std::mem::take(&mut rest).split_at_mut(length);
+        rest = after;
+        slice
+    })
 }

@@ -331,6 +331,20 @@ fn check_differences(case: &Case<f64>, seed: u64) -> Result<(), TestCaseError> {
 mod reductions {
     use super::*;
 
+    /// Falcon-3 and 3A with a window of one are Falcon-1 and 1A, in whatever the presets say besides the window.
+    #[test]
+    fn a_window_of_one_is_no_window() {
+        for (windowed, plain) in [(Rule::FALCON_3, Rule::FALCON_1), (Rule::FALCON_3A, Rule::FALCON_1A)] {
+            for seed in 0..20 {
+                let one = Case::new(&Spec::new(Rule { window: 1, ..windowed }, 23, seed));
+                let two = Case::new(&Spec::new(Rule { decay: windowed.decay, ..plain }, 23, seed));
+                for form in [Form::Recurrent, Form::Masked, Form::Chunked { chunk: 5 }] {
+                    assert_eq!(one.run(form).all(), two.run(form).all(), "{form:?}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn equal_columns_are_one_column() {
         for (each, shared) in [(Rule::FALCON_2, Rule::FALCON_1), (Rule::FALCON_2A, Rule::FALCON_1A)] {

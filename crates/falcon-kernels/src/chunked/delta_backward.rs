@@ -24,7 +24,7 @@ use super::scale_rows;
 use crate::Real;
 use crate::mat::{Mat, MatMut, lower_matmul_t, matmul};
 use crate::real::{axpy, combine, dot, scale};
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, split};
 use crate::segment::{Segment, SegmentGrad};
 use crate::state::row;
 
@@ -150,12 +150,7 @@ fn band_index<F: Real>(segment: &Segment<F>, l: usize, r: usize) -> usize {
 impl<'a, F: Real> Reverse<'a, F> {
     #[inline(always)]
     fn new(segment: &Segment<F>, buffer: &'a mut [F]) -> Self {
-        let mut rest = buffer;
-        let [oy, a, final_x, entry, pairs, band, through, uses] = reverse_lengths(segment).map(|length| {
-            let (slice, after) = std::mem::take(&mut rest).split_at_mut(length);
-            rest = after;
-            slice
-        });
+        let [oy, a, final_x, entry, pairs, band, through, uses] = split(buffer, reverse_lengths(segment));
         oy[segment.steps * segment.columns..].fill(F::zero());
         band.fill(F::zero());
         Self { oy, a, final_x, entry, pairs, band, through, uses }
