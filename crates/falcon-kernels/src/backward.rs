@@ -283,7 +283,7 @@ struct Gains<'a, F> {
 
 impl<F: Real> Vectorised for Gains<'_, F> {
     #[inline(always)]
-    fn run(self) {
+    fn run<const FUSED: bool>(self) {
         self.coefficients.backward(self.rule, self.segment, self.grad, self.gain, self.decay);
     }
 }
@@ -304,7 +304,7 @@ struct Scatter<'s, 'a, F> {
 
 impl<F: Real> Vectorised for Scatter<'_, '_, F> {
     #[inline(always)]
-    fn run(self) {
+    fn run<const FUSED: bool>(self) {
         let Self { segment, steps, grad, gain, decay, head, q, k, last_key, tail_x } = self;
         let (dim_k, dim_v, pairs) = (segment.dim_k, segment.values, head.head.pairs());
         for (rows, found) in [(&mut head.gain, gain), (&mut head.decay, decay)] {

@@ -1,40 +1,66 @@
 //! One token at a time, for streams: the memory is all there is, and it does not grow.
+//!
+//! Next-latent alignment makes a step a single pass over the memory. The key that the next token will be paired with is
+//! the key of this one, so what the memory says of it can be asked while the memory is being written:
+//!
+//! ```text
+//! z_j = w v_j − e p_j          p_j known since the step before
+//! S ← γ S + Σ_j x_j z_jᵀ       o = Sᵀq       p = Sᵀk        row by row, in one pass
+//! p_j ← γ p_j + Σ_l (x_j·x_l) z_l                           for the pairs that stay in the window
+//! ```
+//!
+//! With same-step alignment the next key is not known yet, and a rule that erases asks the memory first.
 
 use crate::call::{check, check_out};
 use crate::coefficients::{Coefficients, Purpose};
 use crate::error::Error;
 use crate::form::Form;
 use crate::head::{Head, advance};
-use crate::inputs::Inputs;
-use crate::real::{axpy, combine, dot};
-use crate::rule::Rule;
+use crate::inputs::{Inputs, Sizes};
+use crate::real::{axpy, combine, dot, mul_add, multiply};
+use crate::rule::{Align, Rule};
+use crate::scratch::split;
 use crate::segment::Segment;
 use crate::simd::{Vectorised, dispatch};
 use crate::state::{State, row};
-use crate::step::{self, scale_columns};
+use crate::step::{outer, scale_columns};
 use crate::{Real, normaliser};
 
-/// Runs single tokens, keeping its buffers between them.
+/// A batch of streams under one rule: takes a token of each at a time.
+#[derive(Clone)]
 pub struct Decoder<F> {
     rule: Rule,
+    state: State<F>,
+    /// What the memory says of the keys that the next step writes, `[sequences, heads, window, columns]`. For each head, as
+    /// many as its next window has pairs, but for the newest with same-step alignment. Empty before the first step.
+    ahead: Vec<F>,
     segment: Segment<F>,
     coefficients: Coefficients<F>,
-    read: Vec<F>,
-    writes: Vec<F>,
+    scratch: Vec<F>,
 }
 
 impl<F: Real> Decoder<F> {
-    /// A decoder for `rule`, which must be valid.
-    pub fn new(rule: &Rule) -> Result<Self, Error> {
+    /// Streams that go on from `state`: a fresh one, or what [`crate::forward`] left after the prompts.
+    pub fn new(rule: &Rule, state: State<F>) -> Result<Self, Error> {
         rule.validate()?;
         let (segment, coefficients) = (Segment::new(rule, 0, 0), Coefficients::default());
-        Ok(Self { rule: *rule, segment, coefficients, read: Vec::new(), writes: Vec::new() })
+        Ok(Self { rule: *rule, state, ahead: Vec::new(), segment, coefficients, scratch: Vec::new() })
+    }
+
+    /// The state after the tokens so far.
+    pub fn state(&self) -> &State<F> {
+        &self.state
+    }
+
+    /// The state after the tokens so far, to be kept, or to go on with in another form.
+    pub fn into_state(self) -> State<F> {
+        self.state
     }
 
     /// One token of each sequence: `inputs` has as many tokens as sequences, `out` is `[sequences, heads, dim_v]`.
     /// The result is that of [`crate::forward`] on the same inputs.
-    pub fn step(&mut self, inputs: &Inputs<'_, F>, state: &mut State<F>, out: &mut [F]) -> Result<(), Error> {
-        let sizes = check(&self.rule, Form::Recurrent, inputs, state)?;
+    pub fn step(&mut self, inputs: &Inputs<'_, F>, out: &mut [F]) -> Result<(), Error> {
+        let sizes = check(&self.rule, Form::Recurrent, inputs, &self.state)?;
         check_out("out", out, &sizes)?;
         if let Some(sequence) = (0..sizes.sequences).find(|i| inputs.offsets[i + 1] != i + 1) {
             let got = inputs.offsets[sequence + 1] - inputs.offsets[sequence];
@@ -43,98 +69,121 @@ impl<F: Real> Decoder<F> {
         self.segment.dim_k = sizes.dim_k;
         self.segment.values = sizes.dim_v;
         self.segment.columns = self.rule.state_columns(sizes.dim_v);
-        self.read.resize(self.segment.columns, F::zero());
-        self.writes.resize(self.rule.window * self.segment.columns, F::zero());
-        for sequence in 0..sizes.sequences {
-            for head in 0..sizes.heads {
-                let place = Head { rule: &self.rule, inputs, state, sizes, sequence, head };
-                place.pack(0..1, &mut self.segment, &mut self.coefficients, Purpose::Forward);
-                let memory = state.memory_of_mut(sequence, head);
-                dispatch(Step { segment: &self.segment, memory, read: &mut self.read, writes: &mut self.writes });
-                let out = &mut out[row(sequence * sizes.heads + head, sizes.dim_v)];
-                match self.rule.normaliser {
-                    None => out.copy_from_slice(&self.read),
-                    Some(n) => normaliser::divide(&self.read, F::of(n.eps), out),
-                }
-            }
-        }
-        advance(&self.rule, inputs, &sizes, state);
+        dispatch(Step { decoder: self, inputs, sizes, out });
+        advance(&self.rule, inputs, &sizes, &mut self.state);
         Ok(())
     }
 }
 
-/// The write and the read of one head.
-///
-/// ```text
-/// p_j = Sᵀx_j    z_j = w v_j − e p_j    S ← γ S + Σ_j x_j z_jᵀ    o = γ Sᵀq + Σ_j (q·x_j) z_j
-/// ```
-///
-/// The query reads the old memory together with the newest pair's prediction, so with window 1 the memory is gone through
-/// twice, row after row: once to read, once to write.
+/// One step of every head.
 struct Step<'a, F> {
-    segment: &'a Segment<F>,
-    memory: &'a mut [F],
-    read: &'a mut [F],
-    /// `p_j`, and then `z_j`, of the window, `[window, columns]`.
-    writes: &'a mut [F],
+    decoder: &'a mut Decoder<F>,
+    inputs: &'a Inputs<'a, F>,
+    sizes: Sizes,
+    out: &'a mut [F],
 }
 
 impl<F: Real> Vectorised for Step<'_, F> {
     #[inline(always)]
-    fn run(self) {
-        let Self { segment, memory, read, writes } = self;
-        let (columns, q, window) = (segment.columns, segment.q_row(0), segment.window(0));
-        let Some(newest) = window.clone().next_back() else {
-            // The boundary of a fresh sequence writes nothing and forgets nothing.
-            return product(memory, q, read);
-        };
-        let (older, p) = writes[..window.len() * columns].split_at_mut((window.len() - 1) * columns);
-        if segment.erases {
-            product_pair(memory, [q, segment.x_row(newest)], [&mut *read, p]);
-            for (j, p) in window.clone().zip(older.chunks_exact_mut(columns)) {
-                product(memory, segment.x_row(j), p);
-            }
-        } else {
-            product(memory, q, read);
-        }
-        let (write, erase, gamma) =
-            (segment.gains(&segment.write, 0), segment.gains(&segment.erase, 0), segment.gains(&segment.gamma, 0));
-        if !segment.read_before {
-            scale_columns(read, columns, gamma);
-        }
-        for (slot, j) in window.enumerate() {
-            let z = &mut writes[row(slot, columns)];
-            let v = segment.v_row(j);
-            match (segment.erases, segment.each_column) {
-                (false, false) => each(z, v, |_, v| write[0] * v),
-                (false, true) => z.iter_mut().zip(v).zip(write).for_each(|((z, v), w)| *z = *w * *v),
-                (true, false) => each(z, v, |p, v| write[0] * v - erase[0] * p),
-                (true, true) => {
-                    for (((z, v), w), e) in z.iter_mut().zip(v).zip(write).zip(erase) {
-                        *z = *w * *v - *e * *z;
-                    }
+    fn run<const FUSED: bool>(self) {
+        let Self { decoder, inputs, sizes, out } = self;
+        let Decoder { rule, state, ahead, segment, coefficients, scratch } = decoder;
+        let columns = segment.columns;
+        // The predictions of one head, and its writes, carry and read.
+        let predictions = if segment.erases { rule.window * columns } else { 0 };
+        let fresh = ahead.is_empty();
+        ahead.resize(sizes.sequences * sizes.heads * predictions, F::zero());
+        scratch.resize((rule.window + 5) * columns, F::zero());
+        for sequence in 0..sizes.sequences {
+            for head in 0..sizes.heads {
+                let place = Head { rule, inputs, state, sizes, sequence, head };
+                place.gather(0..1, segment, coefficients);
+                coefficients.forward(rule, segment, Purpose::Forward);
+                let key = inputs.k.row(place.tokens().start, place.key_head());
+                let ahead = &mut ahead[row(sequence * sizes.heads + head, predictions)];
+                let known = match (fresh, rule.align) {
+                    (true, _) => 0,
+                    (false, Align::Next) => segment.window(0).len(),
+                    (false, Align::Same) => segment.window(0).len() - 1,
+                };
+                let next = (rule.align == Align::Next).then_some(key);
+                let memory = state.memory_of_mut(sequence, head);
+                let read = step::<F, FUSED>(segment, next, memory, ahead, known, scratch);
+                let out = &mut out[row(sequence * sizes.heads + head, sizes.dim_v)];
+                match rule.normaliser {
+                    None => out.copy_from_slice(read),
+                    Some(n) => normaliser::divide(read, F::of(n.eps), out),
                 }
-            }
-            if !segment.read_before {
-                axpy(read, dot(q, segment.x_row(j)), z);
-            }
-            match (slot, gamma) {
-                (0, [gamma]) => {
-                    for (line, x) in memory.chunks_exact_mut(columns).zip(segment.x_row(j)) {
-                        each(line, z, |s, z| *gamma * s + *x * z);
-                    }
-                }
-                (0, _) => {
-                    for (line, x) in memory.chunks_exact_mut(columns).zip(segment.x_row(j)) {
-                        for ((s, z), gamma) in line.iter_mut().zip(&*z).zip(gamma) {
-                            *s = *gamma * *s + *x * *z;
-                        }
-                    }
-                }
-                _ => step::outer(memory, F::one(), segment.x_row(j), z),
             }
         }
     }
+}
+
+/// One step of one head, as above; returns what was read. The first `known` of `predictions` are. `next` is the key of the pair that the
+/// next step brings, if that is known already.
+#[inline(always)]
+fn step<'s, F: Real, const FUSED: bool>(
+    segment: &Segment<F>,
+    next: Option<&[F]>,
+    memory: &mut [F],
+    predictions: &mut [F],
+    known: usize,
+    scratch: &'s mut [F],
+) -> &'s [F] {
+    let (columns, q, window) = (segment.columns, segment.q_row(0), segment.window(0));
+    // The boundary of a fresh sequence writes nothing: a zero value to a zero key.
+    let pairs = window.len().max(1);
+    let [read, spare, carry, tiles, z] = split(scratch, [columns, columns, columns, 2 * columns, pairs * columns]);
+    z.fill(F::zero());
+    if segment.erases {
+        for slot in known..window.len() {
+            product(memory, segment.x_row(window.start + slot), &mut predictions[row(slot, columns)]);
+        }
+    }
+    let (write, erase) = (segment.gains(&segment.write, 0), segment.gains(&segment.erase, 0));
+    for (slot, j) in window.clone().enumerate() {
+        let (z, v) = (&mut z[row(slot, columns)], segment.v_row(j));
+        z.copy_from_slice(v);
+        scale_columns(z, columns, write);
+        if segment.erases {
+            let p = &predictions[row(slot, columns)];
+            match erase {
+                [erase] => axpy(z, -*erase, p),
+                _ => z.iter_mut().zip(erase).zip(p).for_each(|((z, e), p)| *z -= *e * *p),
+            }
+        }
+    }
+    carry.fill(F::one());
+    scale_columns(carry, columns, segment.gains(&segment.gamma, 0));
+
+    let stay = if window.len() == segment.window { 1..window.len() } else { 0..window.len() };
+    if segment.erases {
+        // A pair that stays moves to the front, over what is no longer needed.
+        for (to, slot) in stay.clone().enumerate() {
+            predictions.copy_within(row(slot, columns), to * columns);
+            let p = &mut predictions[row(to, columns)];
+            multiply(p, carry);
+            for (l, z) in window.clone().zip(z.chunks_exact(columns)) {
+                axpy(p, dot(segment.x_row(window.start + slot), segment.x_row(l)), z);
+            }
+        }
+    }
+    if segment.read_before {
+        product(memory, q, read);
+    }
+    let write = Write { carry, x: &segment.x()[(segment.rows() - pairs) * segment.dim_k..], z };
+    match (next.filter(|_| segment.erases), segment.read_before) {
+        (Some(next), false) => {
+            write.pass::<FUSED, _>(memory, [q, next], [read, &mut predictions[row(stay.len(), columns)]], tiles);
+        }
+        (Some(next), true) => {
+            write.pass::<FUSED, _>(memory, [next], [&mut predictions[row(stay.len(), columns)]], tiles);
+        }
+        (None, false) => write.pass::<FUSED, _>(memory, [q], [read], tiles),
+        // Nothing is asked of the memory as written; the answer is not used.
+        (None, true) => write.pass::<FUSED, _>(memory, [q], [spare], tiles),
+    }
+    read
 }
 
 /// `Sᵀa`.
@@ -145,37 +194,107 @@ fn product<F: Real>(memory: &[F], a: &[F], with_a: &mut [F]) {
     combine(with_a, a, memory, columns);
 }
 
-/// `y = f(y, x)`.
-#[inline(always)]
-fn each<F: Real>(y: &mut [F], x: &[F], f: impl Fn(F, F) -> F) {
-    for (y, x) in y.iter_mut().zip(x) {
-        *y = f(*y, *x);
+/// `S ← S diag(carry) + Σ_j x_j z_jᵀ`.
+struct Write<'a, F> {
+    carry: &'a mut [F],
+    x: &'a [F],
+    z: &'a [F],
+}
+
+/// Numbers that are worked on together.
+const TILE: usize = 8;
+/// Rows that are, so that sums are fetched and put back once for all of them.
+const ROWS: usize = 4;
+
+impl<F: Real> Write<'_, F> {
+    /// Writes, and sets `sums[n] = Sᵀ with[n]` for the memory as written, in one pass. `tiles` has room for the sums.
+    #[inline(always)]
+    fn pass<const FUSED: bool, const N: usize>(
+        self,
+        memory: &mut [F],
+        with: [&[F]; N],
+        mut sums: [&mut [F]; N],
+        tiles: &mut [F],
+    ) {
+        let Self { carry, x, z } = self;
+        let (columns, dim_k) = (carry.len(), memory.len() / carry.len());
+        let (older_z, z) = z.split_at(z.len() - columns);
+        let (older_x, x) = x.split_at(x.len() - dim_k);
+        if !older_z.is_empty() {
+            // Rare, and short: an outer product for each older pair, so that what follows has one pair to write.
+            scale_columns(memory, columns, carry);
+            carry.fill(F::one());
+            for (x, z) in older_x.chunks_exact(dim_k).zip(older_z.chunks_exact(columns)) {
+                outer(memory, F::one(), x, z);
+            }
+        }
+        sums.iter_mut().for_each(|sum| sum.fill(F::zero()));
+        let full = dim_k - dim_k % ROWS;
+        let (blocks, rest) = memory.split_at_mut(full * columns);
+        let tiled = columns - columns % TILE;
+        let (tiles, _) = tiles[..N * tiled].as_chunks_mut::<TILE>();
+        tiles.fill([F::zero(); TILE]);
+        let (tiles, _) = tiles.as_chunks_mut::<N>();
+        for (block, lines) in blocks.chunks_exact_mut(ROWS * columns).enumerate() {
+            let first = block * ROWS;
+            let mut numbers = [[F::zero(); ROWS]; N];
+            for n in 0..N {
+                numbers[n].copy_from_slice(&with[n][first..][..ROWS]);
+            }
+            rows::<F, FUSED, N>(lines, carry, &x[first..], z, &numbers, tiles);
+        }
+        for (tile, sum) in tiles.iter().zip((0..tiled).step_by(TILE)) {
+            for n in 0..N {
+                sums[n][sum..sum + TILE].copy_from_slice(&tile[n]);
+            }
+        }
+        // What does not fill a tile.
+        let blocks = blocks.chunks_exact_mut(columns).map(|line| (line, tiled));
+        for (k, (line, start)) in blocks.chain(rest.chunks_exact_mut(columns).map(|line| (line, 0))).enumerate() {
+            for c in start..columns {
+                line[c] = mul_add::<F, FUSED>(x[k], z[c], carry[c] * line[c]);
+            }
+            for (with, sum) in with.iter().zip(&mut sums) {
+                axpy(&mut sum[start..], with[k], &line[start..]);
+            }
+        }
     }
 }
 
-/// `Sᵀa` and `Sᵀb`, the sums of some columns in registers while the rows go by.
+/// [`Write::pass`] for one pair and [`ROWS`] rows, as far as tiles go. What varies with the column goes through iterators, and the
+/// rest is held by value: written with indices and references this was half as fast, the compiler having to check bounds and to expect
+/// that a store changes what it has loaded.
 #[inline(always)]
-fn product_pair<F: Real>(memory: &[F], [a, b]: [&[F]; 2], [with_a, with_b]: [&mut [F]; 2]) {
-    const TILE: usize = 32;
-    let columns = with_a.len();
-    let mut start = 0;
-    while start + TILE <= columns {
-        let (mut sum_a, mut sum_b) = ([F::zero(); TILE], [F::zero(); TILE]);
-        for ((row, a), b) in memory.chunks_exact(columns).zip(a).zip(b) {
-            let row: &[F; TILE] = row[start..].first_chunk().expect("a tile of the memory");
+fn rows<F: Real, const FUSED: bool, const N: usize>(
+    lines: &mut [F],
+    carry: &[F],
+    x: &[F],
+    z: &[F],
+    with: &[[F; ROWS]; N],
+    sums: &mut [[[F; TILE]; N]],
+) {
+    let columns = carry.len();
+    let (a, b) = lines.split_at_mut(2 * columns);
+    let ((a, b), (c, d)) = (a.split_at_mut(columns), b.split_at_mut(columns));
+    let x: [F; ROWS] = *x.first_chunk().expect("a key");
+    let with = *with;
+    let lines = a.as_chunks_mut::<TILE>().0.iter_mut().zip(b.as_chunks_mut::<TILE>().0);
+    let lines = lines.zip(c.as_chunks_mut::<TILE>().0).zip(d.as_chunks_mut::<TILE>().0);
+    let others = carry.as_chunks::<TILE>().0.iter().zip(z.as_chunks::<TILE>().0).zip(sums);
+    for ((((a, b), c), d), ((carry, z), sum)) in lines.zip(others) {
+        let (carry, z, mut totals) = (*carry, *z, *sum);
+        for (i, line) in [a, b, c, d].into_iter().enumerate() {
+            let mut s = *line;
             for lane in 0..TILE {
-                sum_a[lane] += *a * row[lane];
-                sum_b[lane] += *b * row[lane];
+                s[lane] = mul_add::<F, FUSED>(x[i], z[lane], carry[lane] * s[lane]);
             }
+            for n in 0..N {
+                for lane in 0..TILE {
+                    totals[n][lane] = mul_add::<F, FUSED>(with[n][i], s[lane], totals[n][lane]);
+                }
+            }
+            *line = s;
         }
-        with_a[start..start + TILE].copy_from_slice(&sum_a);
-        with_b[start..start + TILE].copy_from_slice(&sum_b);
-        start += TILE;
-    }
-    with_a[start..].fill(F::zero());
-    with_b[start..].fill(F::zero());
-    for ((row, a), b) in memory.chunks_exact(columns).zip(a).zip(b) {
-        axpy(&mut with_a[start..], *a, &row[start..]);
-        axpy(&mut with_b[start..], *b, &row[start..]);
+        *sum = totals;
     }
 }

@@ -111,6 +111,12 @@ impl<F: Real> Head<'_, F> {
         coefficients: &mut Coefficients<F>,
         purpose: Purpose,
     ) {
+        self.gather(steps, segment, coefficients);
+        dispatch(Step { coefficients, rule: self.rule, segment, purpose });
+    }
+
+    /// Packs the steps `steps` of this sequence, with their gains as given.
+    pub fn gather(&self, steps: Range<usize>, segment: &mut Segment<F>, coefficients: &mut Coefficients<F>) {
         let (pairs, base, key_head) = (self.pairs(), self.tokens().start, self.key_head());
         segment.steps = steps.len();
         segment.tail = pairs.tail(steps.start);
@@ -145,7 +151,6 @@ impl<F: Real> Head<'_, F> {
                 segment.v.push(F::one());
             }
         }
-        dispatch(Step { coefficients, rule: self.rule, segment, purpose });
     }
 
     fn key(&self, place: Place, base: usize, key_head: usize) -> &[F] {
@@ -214,7 +219,7 @@ struct Step<'a, F> {
 
 impl<F: Real> Vectorised for Step<'_, F> {
     #[inline(always)]
-    fn run(self) {
+    fn run<const FUSED: bool>(self) {
         self.coefficients.forward(self.rule, self.segment, self.purpose);
     }
 }

@@ -71,6 +71,12 @@ pub(crate) fn dot<F: Real>(a: &[F], b: &[F]) -> F {
     lanes[0]
 }
 
+/// `a b + c`: rounded once where the machine does it in one instruction, where it would take many, twice.
+#[inline(always)]
+pub(crate) fn mul_add<F: Real, const FUSED: bool>(a: F, b: F, c: F) -> F {
+    if FUSED { a.mul_add(b, c) } else { a * b + c }
+}
+
 /// `y += scale · x`.
 #[inline(always)]
 pub(crate) fn axpy<F: Real>(y: &mut [F], scale: F, x: &[F]) {

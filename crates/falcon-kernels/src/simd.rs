@@ -4,8 +4,9 @@ use pulp::{Arch, Simd, WithSimd};
 
 /// Work whose body, inlined, is compiled once for each instruction set and run with the best one the machine has.
 pub(crate) trait Vectorised {
-    /// Must be `#[inline(always)]`, and so must what it calls, to be compiled for the chosen instructions.
-    fn run(self);
+    /// Must be `#[inline(always)]`, and so must what it calls, to be compiled for the chosen instructions. `FUSED` says
+    /// whether those multiply and add in one; see [`crate::real::mul_add`].
+    fn run<const FUSED: bool>(self);
 }
 
 struct Wrapped<W>(W);
@@ -15,7 +16,7 @@ impl<W: Vectorised> WithSimd for Wrapped<W> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        self.0.run();
+        if S::IS_SCALAR { self.0.run::<false>() } else { self.0.run::<true>() }
     }
 }
 

@@ -43,10 +43,10 @@ fn bad_calls_say_what_is_wrong_and_change_nothing() {
 
     let upstream = said(backward(&rule, Form::CHUNKED, &inputs, &before, &out[1..], None));
     assert!(upstream.starts_with("grad_out has 39 elements"), "{upstream}");
-    let mut decoder = Decoder::new(&rule).unwrap();
-    let steps = said(decoder.step(&inputs, &mut state, &mut out));
+    let mut decoder = Decoder::new(&rule, state.clone()).unwrap();
+    let steps = said(decoder.step(&inputs, &mut out));
     assert_eq!(steps, "a step takes 1 token of each sequence, got 5 of sequence 0");
-    assert!(Decoder::<f32>::new(&Rule { window: 0, ..rule }).is_err());
+    assert!(Decoder::new(&Rule { window: 0, ..rule }, state).is_err());
 }
 
 /// A broadcast view can claim more tokens than there are bytes; nothing is computed for it.

@@ -60,19 +60,19 @@ fn every_step_descends() {
         let case = Case::new(&spec);
         let realised = coefficients(&rule, &case.inputs(), &case.state).unwrap();
         let (dim_k, dim_v, width) = (spec.dim_k, spec.dim_v, case.sizes.gain_width(&rule));
-        let mut decoder = Decoder::new(&rule).unwrap();
-        let mut state = case.state.clone();
+        let mut decoder = Decoder::new(&rule, case.state.clone()).unwrap();
         let mut out = vec![0.0; dim_v];
         let mut tightest = f64::INFINITY;
         for t in 0..case.sizes.tokens {
-            let before = state.memory.clone();
-            decoder.step(&case.take(&[t], vec![0, 1]).inputs(), &mut state, &mut out).unwrap();
+            let before = decoder.state().memory.clone();
+            decoder.step(&case.take(&[t], vec![0, 1]).inputs(), &mut out).unwrap();
+            let after = &decoder.state().memory;
             // The pairs (k_{j−1}, v_j) of the window; the first token has none, and must change nothing.
             let pairs: Vec<_> = ((t + 1).saturating_sub(rule.window).max(1)..=t)
                 .map(|j| (&case.k[(j - 1) * dim_k..j * dim_k], &case.v[j * dim_v..(j + 1) * dim_v]))
                 .collect();
             if pairs.is_empty() {
-                assert_eq!(state.memory, before, "{name}: the boundary writes nothing");
+                assert_eq!(*after, before, "{name}: the boundary writes nothing");
                 continue;
             }
             let lambda = realised.lambda[t];
@@ -81,8 +81,7 @@ fn every_step_descends() {
             for column in 0..dim_v {
                 let eta = realised.eta[t * width + column % width];
                 assert!(eta * smoothness < 2.0, "{name}: the step is too long at {t}");
-                let ((f, gradient), (after, _)) =
-                    (objective.at(&before, column), objective.at(&state.memory, column));
+                let ((f, gradient), (after, _)) = (objective.at(&before, column), objective.at(after, column));
                 let bound = f - eta * (2.0 - eta * smoothness) / 2.0 * gradient;
                 assert!(
                     after <= bound + 1e-12 * (1.0 + f.abs()),

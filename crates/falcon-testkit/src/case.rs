@@ -251,20 +251,20 @@ impl<F: Real> Case<F> {
 
     /// Outputs and outgoing state by the decoder, a token at a time. All sequences must have one length.
     pub fn decode(&self) -> Outcome<F> {
-        let mut decoder = Decoder::new(&self.rule).expect("a valid rule");
+        let mut decoder = Decoder::new(&self.rule, self.state.clone()).expect("a valid rule");
         let mut outcome = Outcome { out: vec![F::nan(); self.grad_out.len()], ..self.forward(Form::Recurrent) };
-        outcome.state = self.state.clone();
         for time in 0..self.offsets.get(1).copied().unwrap_or(0) {
             let tokens: Vec<usize> =
                 self.offsets[..self.sizes.sequences].iter().map(|start| start + time).collect();
             let step = self.take(&tokens, (0..=tokens.len()).collect());
             let mut out = vec![F::nan(); tokens.len() * self.sizes.heads * self.sizes.dim_v];
-            decoder.step(&step.inputs(), &mut outcome.state, &mut out).expect("a valid case");
+            decoder.step(&step.inputs(), &mut out).expect("a valid case");
             let width = self.sizes.heads * self.sizes.dim_v;
             for (out, token) in out.chunks_exact(width).zip(tokens) {
                 outcome.out[token * width..][..width].copy_from_slice(out);
             }
         }
+        outcome.state = decoder.into_state();
         outcome
     }
 

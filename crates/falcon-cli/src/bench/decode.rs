@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use falcon_kernels::{Decoder, State};
+use falcon_kernels::Decoder;
 use pulp::Arch;
 use serde_json::json;
 
@@ -74,7 +74,7 @@ impl<'a> Cases<'a> {
         for tensors in &self.tensors {
             for &preset in &self.plan.rules {
                 let mut stream = Stream::new(tensors, preset)?;
-                let (size, numbers) = (tensors.size, stream.state.memory.len());
+                let (size, numbers) = (tensors.size, stream.decoder.state().memory.len());
                 let mut array = Array::new(numbers);
                 let step = schedule.add(move || stream.run());
                 let machine = schedule.add(move || Ok(array.run(size.tokens)));
@@ -131,7 +131,6 @@ struct Stream<'a> {
     tensors: &'a Tensors,
     preset: Preset,
     decoder: Decoder<f32>,
-    state: State<f32>,
     out: Vec<f32>,
 }
 
@@ -139,7 +138,7 @@ impl<'a> Stream<'a> {
     fn new(tensors: &'a Tensors, preset: Preset) -> Result<Self, BenchError> {
         let state = tensors.token(&preset.rule, 0)?.fresh_state(&preset.rule)?;
         let out = vec![0.0; tensors.size.heads * tensors.size.dim];
-        Ok(Self { tensors, preset, decoder: Decoder::new(&preset.rule)?, state, out })
+        Ok(Self { tensors, preset, decoder: Decoder::new(&preset.rule, state)?, out })
     }
 
     /// Seconds for all tokens, from the state that the last run left.
@@ -147,7 +146,7 @@ impl<'a> Stream<'a> {
         let start = Instant::now();
         for token in 0..self.tensors.size.tokens {
             let inputs = self.tensors.token(&self.preset.rule, token)?;
-            self.decoder.step(&inputs, &mut self.state, &mut self.out)?;
+            self.decoder.step(&inputs, &mut self.out)?;
         }
         std::hint::black_box(&self.out);
         Ok(start.elapsed().as_secs_f64())

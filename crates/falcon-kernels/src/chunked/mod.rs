@@ -29,7 +29,7 @@ struct Forward<'a, F> {
 
 impl<F: Real> Vectorised for Forward<'_, F> {
     #[inline(always)]
-    fn run(self) {
+    fn run<const FUSED: bool>(self) {
         let Self { segment, memory, out, scratch } = self;
         match segment {
             Segment { each_column: true, .. } => columns::forward(segment, memory, out, scratch),
@@ -65,7 +65,7 @@ struct Backward<'a, F> {
 
 impl<F: Real> Vectorised for Backward<'_, F> {
     #[inline(always)]
-    fn run(self) {
+    fn run<const FUSED: bool>(self) {
         let Self { segment, memory, grad_out, adjoint, grad, scratch } = self;
         match segment {
             Segment { each_column: true, .. } => {
