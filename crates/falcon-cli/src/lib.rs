@@ -2,5 +2,6 @@
 
 pub mod args;
 pub mod bench;
+pub mod memory;
 pub mod progress;
 pub mod scan;

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use falcon_cli::args::{Cli, Command, ScanArgs};
 use falcon_cli::bench;
+use falcon_cli::memory;
 use falcon_cli::progress::with_spinner;
 use falcon_cli::scan::{self, Options, Report, ScanError};
 
@@ -14,6 +15,7 @@ use falcon_cli::scan::{self, Options, Report, ScanError};
 const FAILURE: u8 = 2;
 
 fn main() -> ExitCode {
+    memory::keep_freed();
     match Cli::parse().command {
         Command::Scan(args) => match scan(&args) {
             Ok(report) => print(&args, &report),

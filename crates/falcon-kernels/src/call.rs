@@ -13,7 +13,7 @@ use crate::rule::Rule;
 use crate::scratch::Scratch;
 use crate::segment::Segment;
 use crate::shared::{HeadRows, SharedHeads};
-use crate::state::State;
+use crate::state::{State, row};
 use crate::{Real, normaliser};
 
 /// Runs `rule` over `inputs`, from `state` to the state after the last token.
@@ -43,33 +43,79 @@ pub(crate) fn forward_checked<F: Real>(
     out: &mut [F],
     saved: &mut [F],
 ) {
-    let out = SharedHeads::new(out, inputs.offsets, sizes.heads, sizes.dim_v);
+    let blocks = if saved.is_empty() { value_blocks(rule, sizes) } else { 1 };
+    let out = SharedHeads::new(out, inputs.offsets, sizes.heads * blocks, sizes.dim_v / blocks);
     let size = sizes.dim_k * rule.state_columns(sizes.dim_v);
     let mut memories = std::mem::take(&mut state.memory);
-    // Each head with its memory, and its part of what is saved.
+    let mut parts = if blocks > 1 { columns_apart(&memories, size, sizes.dim_v, blocks) } else { Vec::new() };
+    let target = if blocks > 1 { &mut parts } else { &mut memories };
+    // Each head, or block of its columns, with its memory and its part of what is saved.
     let mut rest = saved;
     let mut runs: Vec<_> = heads(rule, inputs, state, *sizes)
         .into_iter()
-        .zip(memories.chunks_exact_mut(size))
-        .map(|(head, memory)| {
+        .flat_map(|head| (0..blocks).map(move |block| (head.block(block, blocks), head.head * blocks + block)))
+        .zip(target.chunks_exact_mut(size / blocks))
+        .map(|((head, rows), memory)| {
             let length = form.segments(rule, head.tokens().len()).len() * size;
             let length = if rest.is_empty() { 0 } else { length };
             let (saved, after) = std::mem::take(&mut rest).split_at_mut(length);
             rest = after;
-            let out = out.claim(head.sequence, head.head);
+            let out = out.claim(head.sequence, rows);
             Run { head, memory, saved: saved.chunks_exact_mut(size), out }
         })
         .collect();
     // Only heads of one sequence share a task; empty sequences have none.
-    let share = heads_a_task(sizes.sequences, sizes.heads);
-    runs.chunks_mut(sizes.heads.max(1))
+    let share = heads_a_task(sizes.sequences, sizes.heads * blocks);
+    runs.chunks_mut((sizes.heads * blocks).max(1))
         .flat_map(|sequence| sequence.chunks_mut(share))
         .collect::<Vec<_>>()
         .into_par_iter()
         .for_each(|runs| run(form, runs));
     drop(runs);
+    if blocks > 1 {
+        columns_together(&parts, &mut memories, size, sizes.dim_v, blocks);
+    }
     state.memory = memories;
     advance(rule, inputs, sizes, state);
+}
+
+/// Into how many blocks of columns the values of a head are cut. Columns of a memory do not touch each other, so threads that have no head to
+/// themselves can share one; what the columns have in common is then worked out once for each block, which costs idle threads only. A
+/// column's numbers are the same in any block.
+fn value_blocks(rule: &Rule, sizes: &Sizes) -> usize {
+    // Narrower products would be slower.
+    const NARROWEST: usize = 32;
+    let threads = rayon::current_num_threads() / (sizes.sequences * sizes.heads).max(1);
+    let most = threads.min(sizes.dim_v / NARROWEST);
+    // A normaliser is a column that all the others are divided by.
+    let most = if rule.normaliser.is_some() { 1 } else { most };
+    (2..=most).rev().find(|blocks| sizes.dim_v.is_multiple_of(*blocks)).unwrap_or(1)
+}
+
+/// Memories `[dim_k, columns]` as `[blocks, dim_k, columns / blocks]`.
+fn columns_apart<F: Real>(memories: &[F], size: usize, columns: usize, blocks: usize) -> Vec<F> {
+    let mut parts = Vec::with_capacity(memories.len());
+    for memory in memories.chunks_exact(size) {
+        for block in 0..blocks {
+            for line in memory.chunks_exact(columns) {
+                parts.extend_from_slice(&line[row(block, columns / blocks)]);
+            }
+        }
+    }
+    parts
+}
+
+/// Undoes [`columns_apart`].
+fn columns_together<F: Real>(parts: &[F], memories: &mut [F], size: usize, columns: usize, blocks: usize) {
+    let width = columns / blocks;
+    let mut parts = parts.chunks_exact(width);
+    for memory in memories.chunks_exact_mut(size) {
+        for block in 0..blocks {
+            for (line, part) in memory.chunks_exact_mut(columns).zip(&mut parts) {
+                line[row(block, width)].copy_from_slice(part);
+            }
+        }
+    }
 }
 
 /// How many heads of a sequence one task takes. Heads of a token lie side by side, so running them chunk by chunk together
@@ -151,7 +197,7 @@ pub(crate) fn heads<'a, F: Real>(
 ) -> Vec<Head<'a, F>> {
     (0..sizes.sequences)
         .flat_map(|sequence| (0..sizes.heads).map(move |head| (sequence, head)))
-        .map(|(sequence, head)| Head { rule, inputs, state, sizes, sequence, head })
+        .map(|(sequence, head)| Head { rule, inputs, state, sizes, sequence, head, values: 0..sizes.dim_v })
         .collect()
 }
 
@@ -166,8 +212,8 @@ struct Run<'a, F> {
 
 /// Runs heads of one sequence from their incoming memories to their outgoing ones.
 fn run<F: Real>(form: Form, runs: &mut [Run<'_, F>]) {
-    let Head { rule, sizes: Sizes { dim_k, dim_v, .. }, .. } = runs[0].head;
-    let (mut segment, mut coefficients) = (Segment::new(rule, dim_k, dim_v), Coefficients::default());
+    let Head { rule, sizes: Sizes { dim_k, .. }, ref values, .. } = runs[0].head;
+    let (mut segment, mut coefficients) = (Segment::new(rule, dim_k, values.len()), Coefficients::default());
     let (mut raw, mut scratch) = (Vec::new(), Scratch::default());
     for steps in form.segments(rule, runs[0].head.tokens().len()) {
         for Run { head, memory, saved, out } in &mut *runs {

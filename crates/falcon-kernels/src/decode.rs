@@ -96,7 +96,7 @@ impl<F: Real> Vectorised for Step<'_, F> {
         scratch.resize((rule.window + 5) * columns, F::zero());
         for sequence in 0..sizes.sequences {
             for head in 0..sizes.heads {
-                let place = Head { rule, inputs, state, sizes, sequence, head };
+                let place = Head { rule, inputs, state, sizes, sequence, head, values: 0..sizes.dim_v };
                 place.gather(0..1, segment, coefficients);
                 coefficients.forward(rule, segment, Purpose::Forward);
                 let key = inputs.k.row(place.tokens().start, place.key_head());

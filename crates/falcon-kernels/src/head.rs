@@ -79,7 +79,8 @@ impl Pairs {
     }
 }
 
-/// One head of one sequence in a call.
+/// One head of one sequence in a call, or some of its columns.
+#[derive(Clone)]
 pub(crate) struct Head<'a, F> {
     pub rule: &'a Rule,
     pub inputs: &'a Inputs<'a, F>,
@@ -87,9 +88,16 @@ pub(crate) struct Head<'a, F> {
     pub sizes: Sizes,
     pub sequence: usize,
     pub head: usize,
+    /// Columns of its values.
+    pub values: Range<usize>,
 }
 
 impl<F: Real> Head<'_, F> {
+    /// One of equal blocks of its columns.
+    pub fn block(&self, index: usize, blocks: usize) -> Self {
+        Self { values: row(index, self.values.len() / blocks), ..self.clone() }
+    }
+
     pub fn key_head(&self) -> usize {
         self.head / self.sizes.group()
     }
@@ -128,10 +136,10 @@ impl<F: Real> Head<'_, F> {
         for t in steps.clone().map(|t| base + t) {
             segment.qx.extend_from_slice(self.inputs.q.row(t, key_head));
             if let Some(gain) = &self.inputs.gain {
-                coefficients.gain.extend_from_slice(gain.row(t, self.head));
+                coefficients.gain.extend_from_slice(self.gains(gain.row(t, self.head)));
             }
             if let Some(decay) = &self.inputs.decay {
-                coefficients.decay.extend_from_slice(decay.row(t, self.head));
+                coefficients.decay.extend_from_slice(self.gains(decay.row(t, self.head)));
             }
         }
         for time in steps.start as isize - segment.tail as isize..steps.end as isize {
@@ -142,15 +150,24 @@ impl<F: Real> Head<'_, F> {
             }
             match value {
                 Place::Tail(slot) => {
-                    segment.v.extend_from_slice(self.state.tail_v_of(self.sequence, slot, self.head));
+                    let tail = self.state.tail_v_of(self.sequence, slot, self.head);
+                    segment.v.extend_from_slice(&tail[self.values.clone()]);
                 }
-                Place::Token(t) => segment.v.extend_from_slice(self.inputs.v.row(base + t, self.head)),
+                Place::Token(t) => {
+                    let values = self.inputs.v.row(base + t, self.head);
+                    segment.v.extend_from_slice(&values[self.values.clone()]);
+                }
                 Place::LastKey => unreachable!("a value is never the last key"),
             }
             if self.rule.normaliser.is_some() {
                 segment.v.push(F::one());
             }
         }
+    }
+
+    /// Of the gains of a token, one or one for each column, those of this block.
+    fn gains<'g>(&self, gains: &'g [F]) -> &'g [F] {
+        if gains.len() > 1 { &gains[self.values.clone()] } else { gains }
     }
 
     fn key(&self, place: Place, base: usize, key_head: usize) -> &[F] {

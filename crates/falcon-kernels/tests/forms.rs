@@ -492,12 +492,23 @@ fn strides_change_nothing() {
 #[test]
 fn threads_do_not_change_a_bit() {
     for (name, rule) in Rule::ALL {
-        let spec = Spec { lengths: vec![33, 5], heads: 4, ..Spec::new(rule, 0, 5) };
-        let case = Case::new(&spec).to_f32();
-        let run = |threads| {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            pool.install(|| case.run(Form::Chunked { chunk: 16 }).all())
-        };
-        assert_eq!(run(1), run(2), "{name}");
+        let many = Spec { lengths: vec![33, 5], heads: 4, ..Spec::new(rule, 0, 5) };
+        // Fewer heads than threads: their columns are divided.
+        let one = Spec { heads: 1, key_heads: 1, dim_k: 40, dim_v: 192, ..Spec::new(rule, 70, 5) };
+        let two = Spec { heads: 2, key_heads: 1, ..one.clone() };
+        for (spec, form) in [many, one, two]
+            .iter()
+            .flat_map(|spec| [Form::Recurrent, Form::Masked, Form::Chunked { chunk: 16 }].map(|form| (spec, form)))
+        {
+            let case = Case::new(spec).to_f32();
+            let run = |threads| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                pool.install(|| case.run(form).all())
+            };
+            let expected = run(1);
+            for threads in [2, 3, 7] {
+                assert_eq!(run(threads), expected, "{name} in {form:?} with {threads} threads");
+            }
+        }
     }
 }

@@ -25,7 +25,7 @@ use std::ops::Range;
 
 use super::scale_rows;
 use crate::Real;
-use crate::mat::{Mat, MatMut, lower_matmul, matmul};
+use crate::mat::{Mat, MatMut, lower_matmul, matmul, product_lower};
 use crate::real::{axpy, combine, scale};
 use crate::scratch::Scratch;
 use crate::segment::Segment;
@@ -113,8 +113,11 @@ impl<'a, F: Real> Chunk<'a, F> {
     pub fn new(segment: &'a Segment<F>, memory: &[F], buffers: Buffers<'a, F>) -> Self {
         let Buffers { decay, products, far, masked, prior } = buffers;
         let (steps, rows, times) = (segment.steps, segment.rows(), segment.steps + 1);
-        let (qx, x) = (Mat::new(&segment.qx, segment.dim_k), Mat::new(segment.x(), segment.dim_k));
-        matmul(MatMut::new(products, rows), F::zero(), qx, x.t());
+        let [q, x] = [segment.q(), segment.x()].map(|rows| Mat::new(rows, segment.dim_k));
+        // A query meets what was written before it reads; a pair, the pairs before it and those whose windows it shares.
+        let (attention, gram) = products.split_at_mut(steps * rows);
+        product_lower(attention, q, x.t(), |step| segment.tail + segment.read_time(step));
+        product_lower(gram, x, x.t(), |r| r + segment.window);
         matmul(MatMut::new(prior, segment.columns), F::zero(), x, Mat::new(memory, segment.columns));
         // By products: exact where exponentials of differences would cancel.
         decay[0] = F::one();

@@ -22,7 +22,7 @@ use std::ops::Range;
 use super::delta::{BLOCK, Buffers, Chunk, Sweep, lengths};
 use super::scale_rows;
 use crate::Real;
-use crate::mat::{Mat, MatMut, lower_matmul_t, matmul};
+use crate::mat::{Mat, MatMut, lower_matmul, lower_matmul_t, matmul, product_lower};
 use crate::real::{axpy, combine, dot, scale};
 use crate::scratch::{Scratch, split};
 use crate::segment::{Segment, SegmentGrad};
@@ -58,11 +58,15 @@ pub(super) fn backward<F: Real>(
 
     let Reverse { oy, pairs, band, through, .. } = reverse;
     let (qx, x) = (Mat::new(&segment.qx, dim_k), Mat::new(segment.x(), dim_k));
-    let pairs = Mat::new(pairs, rows);
     // Products QXᵀ and XXᵀ: both sides of each.
-    matmul(MatMut::new(&mut grad.qx, dim_k), F::one(), pairs, x);
-    let grad_x = &mut grad.qx[steps * dim_k..];
-    matmul(MatMut::new(grad_x, dim_k), F::one(), pairs.t(), qx);
+    let (read, predicted) = pairs.split_at(steps * rows);
+    let (grad_q, grad_x) = grad.qx.split_at_mut(steps * dim_k);
+    let (read, predicted, q) = (Mat::new(read, rows), Mat::new(predicted, rows), Mat::new(segment.q(), dim_k));
+    let written = |step: usize| segment.tail + segment.read_time(step);
+    lower_matmul(grad_q, read, x, written);
+    lower_matmul(grad_x, predicted, x, |r| r);
+    lower_matmul_t(grad_x, read, q, written);
+    lower_matmul_t(grad_x, predicted, x, |r| r);
     for r in segment.first..rows {
         for l in band_rows(segment, r) {
             let weight = band[band_index(segment, l, r)];
@@ -348,8 +352,10 @@ impl<'a, F: Real> Reverse<'a, F> {
         let segment = chunk.segment;
         let (columns, rows, steps) = (segment.columns, segment.rows(), segment.steps);
         let closed = Mat::new(sweep.closed, columns).t();
-        matmul(MatMut::new(self.pairs, rows), F::zero(), Mat::new(self.oy, columns), closed);
         let (read, predicted) = self.pairs.split_at_mut(steps * rows);
+        let (o, y) = self.oy.split_at(steps * columns);
+        product_lower(read, Mat::new(o, columns), closed, |step| chunk.closed_by(segment.read_time(step)));
+        product_lower(predicted, Mat::new(y, columns), closed, |r| r);
         // Pairs of the tail were brought before the chunk, when nothing of it was closed.
         predicted[..segment.tail * rows].fill(F::zero());
         self.uses.fill(F::zero());
