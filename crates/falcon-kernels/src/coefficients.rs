@@ -27,7 +27,7 @@ pub(crate) enum Purpose {
 }
 
 /// What the gains of a segment came to. `eta` and the segment's `gamma` are per step, or per step and column.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Coefficients<F> {
     /// `β` or `η` as given, `[steps, width]`; empty for unit gains.
     pub gain: Vec<F>,

@@ -27,7 +27,7 @@ use crate::step::{outer, scale_columns};
 use crate::{Real, normaliser};
 
 /// A batch of streams under one rule: takes a token of each at a time.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Decoder<F> {
     rule: Rule,
     state: State<F>,

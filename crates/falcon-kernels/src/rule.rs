@@ -33,6 +33,7 @@ pub enum Columns {
 
 /// Which key a value is paired with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Align {
     /// `x_t = k_{t−1}`: the previous key learns the value just revealed. The first token of a fresh sequence
     /// has no previous key: nothing is written and nothing decays.
@@ -43,6 +44,7 @@ pub enum Align {
 
 /// Whether a token reads the memory before or after its own write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Read {
     /// `o_t = S_tᵀ q_t`.
     After,

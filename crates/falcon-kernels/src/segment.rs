@@ -13,7 +13,7 @@ use crate::Real;
 use crate::rule::{Columns, Read, Rule};
 use crate::state::row;
 
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Segment<F> {
     pub steps: usize,
     pub tail: usize,

@@ -1,0 +1,385 @@
+//! What a model is made of, as `config.json` has it.
+
+use falcon_kernels::rule::{Align, Columns, Decay, Gain, Read};
+use falcon_kernels::{Rule, RuleError};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// A whole model. Names are those that checkpoints of this field use.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelConfig {
+    /// Tokens it knows.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Blocks.
+    pub num_hidden_layers: usize,
+    /// Inner width of the SwiGLU; 0 leaves it out.
+    pub intermediate_size: usize,
+    /// Whether the embedding is the output matrix, too.
+    pub tie_word_embeddings: bool,
+    /// Standard deviation of the initial embedding.
+    pub initializer_range: f64,
+    /// The width at which all multipliers of [`crate::mup`] are 1. The width of the model itself switches them off.
+    pub mup_base_width: usize,
+    /// What mixes tokens.
+    #[serde(flatten)]
+    pub mixer: MixerConfig,
+}
+
+/// The token mixer of a block.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MixerConfig {
+    /// `softmax`, or the name of a rule in [`Rule::ALL`].
+    pub mixer: String,
+    /// Heads, each with a memory of its own.
+    pub num_heads: usize,
+    /// Heads of queries and keys, which value heads share in equal groups.
+    pub num_key_heads: usize,
+    /// Width of a query or key.
+    pub head_dim: usize,
+    /// Width of a value.
+    pub head_v_dim: usize,
+    /// Taps of the causal convolution after the projections; 0 leaves it out.
+    pub conv_size: usize,
+    /// What follows the convolution.
+    pub conv_activation: Activation,
+    /// Normalisation of queries and keys, head by head.
+    pub qk_norm: QkNorm,
+    /// Feature map of queries and keys, after their normalisation.
+    pub feature_map: FeatureMap,
+    /// Whether queries are divided by the root of their width.
+    pub scale_queries: bool,
+    /// Whether values are normalised as queries and keys are with [`QkNorm::Rms`].
+    pub value_norm: bool,
+    /// Pairs that each step writes.
+    pub window: usize,
+    /// Which key a value is paired with.
+    pub align: Align,
+    /// Whether a token reads before or after its own write.
+    pub read: Read,
+    /// Where the step size comes from.
+    pub gain: GainGate,
+    /// Where the decay comes from.
+    pub decay: DecayGate,
+    /// The largest ridge, for [`DecayGate::Lambda`].
+    pub lambda_scale: f64,
+    /// Normalisation of what was read.
+    pub output_norm: OutputNorm,
+    /// Gate of what was read.
+    pub output_gate: OutputGate,
+    /// Whether values are added to what was read, with a learned weight a head.
+    pub value_skip: bool,
+    /// Base of rotary positions; none without them.
+    pub rope_theta: Option<f64>,
+    /// `ε` of all normalisations.
+    pub norm_eps: f64,
+}
+
+macro_rules! option {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        pub enum $name { $($(#[$variant_doc])* $variant),+ }
+    };
+}
+
+option! {
+    /// An activation.
+    Activation {
+        /// `x`.
+        None,
+        /// `x σ(x)`.
+        Silu,
+    }
+}
+option! {
+    /// Normalisation of queries and keys.
+    QkNorm {
+        /// As they are.
+        None,
+        /// To a mean square of 1.
+        Rms,
+        /// To length 1.
+        L2,
+    }
+}
+option! {
+    /// Feature map of queries and keys.
+    FeatureMap {
+        /// `x`.
+        Identity,
+        /// `ELU(x) + 1`.
+        EluPlusOne,
+        /// `max(x, 0)`.
+        Relu,
+        /// `max(x, 0)²`.
+        SquaredRelu,
+    }
+}
+option! {
+    /// Where the step size comes from. `h` is the normalised input of the block.
+    GainGate {
+        /// It is 1.
+        None,
+        /// `β = 2σ(w·h)`, and `η = β / (E + λ + ε)`: the paper's ctx-β.
+        Beta,
+        /// `η = 2σ(w·h) / (Ē (1 + λ̄))` with the nominal energy `Ē` of a normalised key: the paper's ctx-η, see
+        /// [`MixerConfig::nominal_energy`].
+        Eta,
+        /// `η = σ(w·h)`: DeltaNet.
+        Sigmoid,
+        /// `η = Δ = softplus(w·h + b)`: Mamba-2. The decay uses the same `Δ`.
+        Delta,
+    }
+}
+option! {
+    /// Where the decay comes from.
+    DecayGate {
+        /// Nothing decays.
+        None,
+        /// A ridge in units of the energy, `λ̄ = λ_scale σ(w·h + b)`.
+        Lambda,
+        /// `γ = 1 − 2^(−5−i)` for head `i`: RetNet.
+        Fixed,
+        /// `γ = exp(−A Δ)`, `Δ = softplus(w·h + b)`: Mamba-2, Gated DeltaNet.
+        Selective,
+    }
+}
+option! {
+    /// Normalisation of what was read.
+    OutputNorm {
+        /// As it is.
+        None,
+        /// Head by head.
+        Head,
+        /// All heads together.
+        All,
+    }
+}
+option! {
+    /// Gate of what was read.
+    OutputGate {
+        /// None.
+        None,
+        /// `norm(o) ⊙ silu(W h)`.
+        AfterNorm,
+        /// `norm(o ⊙ silu(W h))`.
+        BeforeNorm,
+    }
+}
+
+/// What is wrong with a configuration.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum ConfigError {
+    /// A name that is none of those known.
+    #[error("unknown {what} {got:?}; {known}")]
+    Unknown {
+        /// What it should name.
+        what: &'static str,
+        /// The name.
+        got: String,
+        /// The nearest known, or all.
+        known: String,
+    },
+    /// A number outside its range.
+    #[error("{name} must be {range}, got {got}")]
+    Number {
+        /// Which number.
+        name: &'static str,
+        /// What it may be.
+        range: String,
+        /// What it is.
+        got: String,
+    },
+    /// Two options that do not go together.
+    #[error("{first} needs {second}")]
+    Together {
+        /// The option.
+        first: String,
+        /// What it needs.
+        second: String,
+    },
+    /// The options make no rule.
+    #[error("no such rule: {0}")]
+    Rule(#[from] RuleError),
+    /// Not JSON, or not of this shape.
+    #[error("not a configuration: {0}")]
+    Json(String),
+}
+
+/// The name among `known` that is nearest to `got`, for error messages.
+pub(crate) fn nearest<'a>(got: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    let known: Vec<_> = known.into_iter().collect();
+    let best = known.iter().min_by_key(|name| distance(got, name));
+    match best {
+        Some(best) if distance(got, best) <= best.len().div_ceil(3) => format!("did you mean {best:?}?"),
+        _ => format!("known are {}", known.join(", ")),
+    }
+}
+
+/// Edits from one name to another.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let substitute = diagonal + usize::from(from != *to);
+            diagonal = row[j + 1];
+            row[j + 1] = substitute.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// The mixer that is no rule.
+pub(crate) const SOFTMAX: &str = "softmax";
+
+impl MixerConfig {
+    /// Whether this is softmax attention.
+    pub fn is_softmax(&self) -> bool {
+        self.mixer == SOFTMAX
+    }
+
+    /// The rule with all options in place. Softmax attention has none.
+    pub fn rule(&self) -> Result<Rule, ConfigError> {
+        let named = Rule::ALL.into_iter().find(|(name, _)| *name == self.mixer);
+        let Some((_, rule)) = named else {
+            let known = Rule::ALL.iter().map(|(name, _)| *name).chain([SOFTMAX]);
+            return Err(ConfigError::Unknown {
+                what: "mixer",
+                got: self.mixer.clone(),
+                known: nearest(&self.mixer, known),
+            });
+        };
+        let gain = match self.gain {
+            GainGate::None => Gain::Unit,
+            GainGate::Beta => Gain::Beta,
+            GainGate::Eta | GainGate::Sigmoid | GainGate::Delta => Gain::Eta,
+        };
+        let decay = match (self.decay, rule.decay) {
+            (DecayGate::None, _) => Decay::None,
+            (DecayGate::Lambda, Decay::ScaledRidge { detach }) => Decay::ScaledRidge { detach },
+            (DecayGate::Lambda, _) => Decay::ScaledRidge { detach: false },
+            (DecayGate::Fixed | DecayGate::Selective, _) => Decay::Gate,
+        };
+        let rule = Rule { window: self.window, align: self.align, read: self.read, gain, decay, ..rule };
+        rule.validate()?;
+        Ok(rule)
+    }
+
+    /// `Ē`: the energy of a normalised key, which its true energy never exceeds. With `η = β / (Ē (1 + λ̄))` and `λ = λ̄ E`,
+    /// `η (E + λ) = β E / Ē ≤ β < 2`: the step is never longer than the normalised one could be.
+    pub fn nominal_energy(&self) -> f64 {
+        match self.qk_norm {
+            QkNorm::Rms => self.head_dim as f64,
+            QkNorm::L2 | QkNorm::None => 1.0,
+        }
+    }
+
+    /// Whether there is a gain for each value column.
+    pub(crate) fn each_column(&self) -> bool {
+        self.rule().is_ok_and(|rule| rule.columns == Columns::Each)
+    }
+
+    /// Everything that can be wrong.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        for (name, value) in [
+            ("num_heads", self.num_heads),
+            ("num_key_heads", self.num_key_heads),
+            ("head_dim", self.head_dim),
+            ("head_v_dim", self.head_v_dim),
+        ] {
+            at_least_one(name, value)?;
+        }
+        if !self.num_heads.is_multiple_of(self.num_key_heads) {
+            let range = format!("a divisor of num_heads = {}", self.num_heads);
+            return Err(ConfigError::Number { name: "num_key_heads", range, got: self.num_key_heads.to_string() });
+        }
+        for (name, value) in [("lambda_scale", self.lambda_scale), ("norm_eps", self.norm_eps)] {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(ConfigError::Number { name, range: "0 or more".into(), got: value.to_string() });
+            }
+        }
+        if let Some(theta) = self.rope_theta
+            && !(theta.is_finite() && theta > 1.0)
+        {
+            return Err(ConfigError::Number { name: "rope_theta", range: "above 1".into(), got: theta.to_string() });
+        }
+        if self.rope_theta.is_some() && !self.head_dim.is_multiple_of(2) {
+            return Err(ConfigError::Number {
+                name: "head_dim",
+                range: "even, for rotary positions".into(),
+                got: self.head_dim.to_string(),
+            });
+        }
+        if self.is_softmax() {
+            return Ok(());
+        }
+        self.rule()?;
+        let known_energy = self.qk_norm != QkNorm::None
+            && matches!(self.feature_map, FeatureMap::Identity | FeatureMap::Relu);
+        if self.gain == GainGate::Eta && !known_energy {
+            return Err(ConfigError::Together {
+                first: "gain \"eta\"".into(),
+                second: "keys of known energy: qk_norm \"rms\" or \"l2\", and feature_map \"identity\" or \"relu\"; or use gain \"beta\"".into(),
+            });
+        }
+        if self.gain == GainGate::Delta && self.decay != DecayGate::Selective {
+            return Err(ConfigError::Together {
+                first: "gain \"delta\"".into(),
+                second: "decay \"selective\", with which it shares Δ".into(),
+            });
+        }
+        Ok(())
+    }
+}
+
+fn at_least_one(name: &'static str, value: usize) -> Result<(), ConfigError> {
+    if value > 0 { Ok(()) } else { Err(ConfigError::Number { name, range: "at least 1".into(), got: "0".into() }) }
+}
+
+impl ModelConfig {
+    /// Everything that can be wrong.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        for (name, value) in [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("mup_base_width", self.mup_base_width),
+        ] {
+            at_least_one(name, value)?;
+        }
+        if !(self.initializer_range.is_finite() && self.initializer_range > 0.0) {
+            let got = self.initializer_range.to_string();
+            return Err(ConfigError::Number { name: "initializer_range", range: "above 0".into(), got });
+        }
+        self.mixer.validate()
+    }
+
+    /// As `config.json` has it.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("a configuration is plain data")
+    }
+
+    /// Reads `config.json`. Unknown keys are refused: a misspelt one would go unnoticed.
+    pub fn from_json(json: &str) -> Result<Self, ConfigError> {
+        let value: serde_json::Value = serde_json::from_str(json).map_err(|e| ConfigError::Json(e.to_string()))?;
+        let config: Self = serde_json::from_value(value.clone()).map_err(|e| ConfigError::Json(e.to_string()))?;
+        let known = serde_json::to_value(&config).expect("a configuration is plain data");
+        if let (Some(got), Some(known)) = (value.as_object(), known.as_object())
+            && let Some(unknown) = got.keys().find(|key| !known.contains_key(*key))
+        {
+            return Err(ConfigError::Unknown {
+                what: "key",
+                got: unknown.clone(),
+                known: nearest(unknown, known.keys().map(String::as_str)),
+            });
+        }
+        config.validate()?;
+        Ok(config)
+    }
+}

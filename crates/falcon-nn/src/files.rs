@@ -1,0 +1,171 @@
+//! Models on disk: `config.json` and `model.safetensors`, as the field exchanges them.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path as FilePath, PathBuf};
+
+use burn::tensor::Device;
+use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, TensorView};
+use thiserror::Error;
+
+use crate::config::{ConfigError, ModelConfig, nearest};
+use crate::model::Model;
+use crate::ops::Path;
+
+/// What can be wrong with a file.
+#[derive(Debug, Error)]
+pub enum FileError {
+    /// The system refused.
+    #[error("{path}: {error}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// `config.json` is not one.
+    #[error("{path}: {error}")]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: ConfigError,
+    },
+    /// Cut off, or no safetensors file at all.
+    #[error("{path}: not a complete safetensors file: {error}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: SafeTensorError,
+    },
+    /// A tensor is not there.
+    #[error("{path}: no tensor {name:?}, of shape {shape:?}; {hint}")]
+    Missing {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// The shape it should have.
+        shape: Vec<usize>,
+        /// A similar name that is there.
+        hint: String,
+    },
+    /// A tensor is there that the configuration has no place for.
+    #[error("{path}: tensor {name:?} belongs to no part of the model that its configuration describes; {hint}")]
+    Unexpected {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// A similar name that was expected.
+        hint: String,
+    },
+    /// A tensor has another shape than the configuration says.
+    #[error("{path}: tensor {name:?} has shape {got:?}, its configuration says {expected:?}")]
+    Shape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Its shape.
+        got: Vec<usize>,
+        /// The shape it should have.
+        expected: Vec<usize>,
+    },
+    /// A tensor has another type.
+    #[error("{path}: tensor {name:?} is {got:?}, only F32 can be read")]
+    Type {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Its type.
+        got: Dtype,
+    },
+}
+
+/// Name of the configuration in a model's folder.
+pub const CONFIG_FILE: &str = "config.json";
+/// Name of the weights in a model's folder.
+pub const WEIGHTS_FILE: &str = "model.safetensors";
+
+impl Model {
+    /// Writes `config.json` and `model.safetensors` to `folder`, which is made if need be. Each file is written aside and then put in
+    /// its place, so that a kill leaves the old one or the new one.
+    pub fn save(&self, folder: &FilePath) -> Result<(), FileError> {
+        std::fs::create_dir_all(folder).map_err(|error| FileError::Io { path: folder.into(), error })?;
+        let mut arrays = BTreeMap::new();
+        self.visit_parameters(|name, _, values| {
+            arrays.insert(name.to_string(), (values.shape.clone(), values.to_vec()));
+        });
+        write(&folder.join(WEIGHTS_FILE), &serialise(&arrays))?;
+        write(&folder.join(CONFIG_FILE), self.config().to_json().as_bytes())
+    }
+
+    /// Reads what [`Model::save`] wrote. Every name and shape is checked before anything is made.
+    pub fn load(folder: &FilePath, device: &Device) -> Result<Self, FileError> {
+        let path = folder.join(CONFIG_FILE);
+        let json = std::fs::read_to_string(&path).map_err(|error| FileError::Io { path: path.clone(), error })?;
+        let config = ModelConfig::from_json(&json).map_err(|error| FileError::Config { path: path.clone(), error })?;
+        let model = Self::new(&config, Path::of(device), 0, device)
+            .map_err(|error| FileError::Config { path, error })?;
+        let path = folder.join(WEIGHTS_FILE);
+        let bytes = std::fs::read(&path).map_err(|error| FileError::Io { path: path.clone(), error })?;
+        model.with_weights(&bytes, &path)
+    }
+
+    /// This model with the weights of a safetensors file. `path` is for messages.
+    pub fn with_weights(self, bytes: &[u8], path: &FilePath) -> Result<Self, FileError> {
+        let path = path.to_path_buf();
+        let file = SafeTensors::deserialize(bytes)
+            .map_err(|error| FileError::Damaged { path: path.clone(), error })?;
+        let parameters = self.parameters();
+        let expected: Vec<&str> = parameters.iter().map(|parameter| parameter.name.as_str()).collect();
+        for parameter in &parameters {
+            let name = parameter.name.clone();
+            let Ok(tensor) = file.tensor(&name) else {
+                let others = file.names().into_iter().filter(|other| !expected.contains(other));
+                let hint = nearest(&name, others);
+                return Err(FileError::Missing { path, name, shape: parameter.shape.clone(), hint });
+            };
+            if tensor.shape() != parameter.shape {
+                let (got, expected) = (tensor.shape().to_vec(), parameter.shape.clone());
+                return Err(FileError::Shape { path, name, got, expected });
+            }
+            if tensor.dtype() != Dtype::F32 {
+                return Err(FileError::Type { path, name, got: tensor.dtype() });
+            }
+        }
+        if let Some(name) = file.names().into_iter().find(|name| !expected.contains(name)) {
+            return Err(FileError::Unexpected { path, name: name.into(), hint: nearest(name, expected) });
+        }
+        Ok(self.with_parameters(|name, _| {
+            let tensor = file.tensor(name).expect("checked above");
+            let (numbers, _) = tensor.data().as_chunks::<4>();
+            numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+        }))
+    }
+}
+
+fn serialise(arrays: &BTreeMap<String, (Vec<usize>, Vec<f32>)>) -> Vec<u8> {
+    let bytes: Vec<(&String, &Vec<usize>, Vec<u8>)> = arrays
+        .iter()
+        .map(|(name, (shape, data))| (name, shape, data.iter().flat_map(|x| x.to_le_bytes()).collect()))
+        .collect();
+    let views = bytes.iter().map(|(name, shape, data)| {
+        (name.as_str(), TensorView::new(Dtype::F32, shape.to_vec(), data).expect("as many bytes as the shape has"))
+    });
+    safetensors::serialize(views, None).expect("names and views are valid")
+}
+
+/// Writes a file beside its place and moves it there.
+fn write(path: &FilePath, bytes: &[u8]) -> Result<(), FileError> {
+    let io = |error| FileError::Io { path: path.into(), error };
+    let folder = path.parent().unwrap_or(FilePath::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
+    file.write_all(bytes).map_err(io)?;
+    file.as_file().sync_all().map_err(io)?;
+    file.persist(path).map_err(|error| io(error.error))?;
+    Ok(())
+}

@@ -1,0 +1,66 @@
+//! Initial values, from one seed and independent of the device.
+
+use burn::module::Param;
+use burn::tensor::{Device, Tensor, TensorData};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rand_distr::StandardNormal;
+
+/// Makes parameters.
+pub struct Init {
+    rng: StdRng,
+    device: Device,
+    /// Residual branches that are summed; what ends one starts smaller by the root of their number.
+    branches: usize,
+}
+
+impl Init {
+    /// Parameters on `device`, the same for the same `seed`.
+    pub fn new(seed: u64, device: &Device) -> Self {
+        Self { rng: StdRng::seed_from_u64(seed), device: device.clone(), branches: 1 }
+    }
+
+    /// The same for a model in which this many branches add to one stream.
+    pub fn branches(self, branches: usize) -> Self {
+        Self { branches: branches.max(1), ..self }
+    }
+
+    /// Where the parameters go.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Independent normal numbers.
+    pub fn normal<const D: usize>(&mut self, shape: [usize; D], std: f64) -> Param<Tensor<D>> {
+        let count = shape.iter().product();
+        let data = (0..count).map(|_| (self.rng.sample::<f64, _>(StandardNormal) * std) as f32).collect();
+        self.tensor(data, shape)
+    }
+
+    /// A matrix `[out, in]` that keeps the size of what it is applied to.
+    pub fn matrix(&mut self, out: usize, inputs: usize) -> Param<Tensor<2>> {
+        self.normal([out, inputs], (inputs as f64).sqrt().recip())
+    }
+
+    /// A matrix `[out, in]` that ends a residual branch.
+    pub fn last_matrix(&mut self, out: usize, inputs: usize) -> Param<Tensor<2>> {
+        self.normal([out, inputs], ((inputs * self.branches) as f64).sqrt().recip())
+    }
+
+    /// Numbers that are `f` of uniform ones in `[0, 1)`.
+    pub fn uniform(&mut self, count: usize, f: impl Fn(f64) -> f64) -> Param<Tensor<1>> {
+        let data = (0..count).map(|_| f(self.rng.random::<f64>()) as f32).collect();
+        self.tensor(data, [count])
+    }
+
+    /// Given numbers.
+    pub fn values(&self, values: impl Iterator<Item = f64>) -> Param<Tensor<1>> {
+        let data: Vec<_> = values.map(|x| x as f32).collect();
+        let count = data.len();
+        self.tensor(data, [count])
+    }
+
+    fn tensor<const D: usize>(&self, data: Vec<f32>, shape: [usize; D]) -> Param<Tensor<D>> {
+        Param::from_data(TensorData::new(data, shape), &self.device)
+    }
+}

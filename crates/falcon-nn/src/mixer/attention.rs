@@ -1,0 +1,90 @@
+//! Softmax attention, with a cache that grows.
+
+use burn::tensor::{Bool, Tensor, activation};
+
+use crate::sequences::Sequences;
+
+/// Keys and values so far, `[batch, heads, time, dim]`: of all sequences together while they are equally long, or one by one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Cache {
+    parts: Vec<(Tensor<4>, Tensor<4>)>,
+}
+
+impl Cache {
+    pub fn from_parts(parts: Vec<(Tensor<4>, Tensor<4>)>) -> Self {
+        Self { parts }
+    }
+
+    pub fn parts(&self) -> &[(Tensor<4>, Tensor<4>)] {
+        &self.parts
+    }
+
+    /// One entry for each sequence.
+    fn separate(&mut self, sequences: usize) {
+        if self.parts.len() == 1 && sequences > 1 {
+            let (k, v) = self.parts.remove(0);
+            self.parts = (0..sequences).map(|i| [&k, &v].map(|x| x.clone().slice([i..i + 1])).into()).collect();
+        }
+    }
+}
+
+/// `softmax(q Kᵀ) V` over what came before, `[tokens, heads, dim]` each; queries are scaled already.
+pub(crate) fn attend(q: Tensor<3>, k: Tensor<3>, v: Tensor<3>, sequences: &Sequences, cache: &mut Cache) -> Tensor<3> {
+    let count = sequences.count();
+    let together = cache.parts.len() <= 1;
+    if let (Some(time), true) = (sequences.time(), together) {
+        let (out, part) = batch(q, k, v, [count, time], cache.parts.pop());
+        cache.parts.push(part);
+        return out;
+    }
+    cache.separate(count);
+    let mut past = std::mem::take(&mut cache.parts).into_iter();
+    let parts = sequences.offsets().windows(2).map(|w| {
+        let [q, k, v] = [&q, &k, &v].map(|x| x.clone().slice([w[0]..w[1]]));
+        batch(q, k, v, [1, w[1] - w[0]], past.next())
+    });
+    let (out, parts): (Vec<_>, Vec<_>) = parts.unzip();
+    cache.parts = parts;
+    Tensor::cat(out, 0)
+}
+
+type Part = (Tensor<4>, Tensor<4>);
+
+fn batch(
+    q: Tensor<3>,
+    k: Tensor<3>,
+    v: Tensor<3>,
+    [count, time]: [usize; 2],
+    past: Option<Part>,
+) -> (Tensor<3>, Part) {
+    let group = v.dims()[1] / k.dims()[1];
+    // [batch · time, heads, dim] to [batch, heads, time, dim].
+    let [q, k, v] = [q, k, v].map(|x| {
+        let [_, heads, dim] = x.dims();
+        x.reshape([count, time, heads, dim]).swap_dims(1, 2)
+    });
+    let [q, k] = [q, k].map(|x| if group > 1 { repeat_heads(x, group) } else { x });
+    let (k, v) = match past {
+        Some((k_past, v_past)) => (Tensor::cat(vec![k_past, k], 2), Tensor::cat(vec![v_past, v], 2)),
+        None => (k, v),
+    };
+    let total = k.dims()[2];
+    let scores = q.matmul(k.clone().swap_dims(2, 3));
+    let scores = if time > 1 {
+        // Above the diagonal lies the future.
+        let mask = Tensor::<2, Bool>::tril_mask([time, total], (total - time) as i64, &scores.device());
+        scores.mask_fill(mask.unsqueeze::<4>(), f32::NEG_INFINITY)
+    } else {
+        scores
+    };
+    let out = activation::softmax(scores, 3).matmul(v.clone());
+    let [_, heads, _, dim] = v.dims();
+    (out.swap_dims(1, 2).reshape([count * time, heads, dim]), (k, v))
+}
+
+/// Head `h` of the result is head `h / times`.
+fn repeat_heads(x: Tensor<4>, times: usize) -> Tensor<4> {
+    let [batch, heads, time, dim] = x.dims();
+    let x = x.reshape([batch, heads, 1, time * dim]).expand([batch, heads, times, time * dim]);
+    x.reshape([batch, heads * times, time, dim])
+}

@@ -1,0 +1,58 @@
+//! Normalisation and feature map of queries and keys.
+
+use burn::tensor::{Tensor, activation};
+
+use crate::config::{FeatureMap, MixerConfig, QkNorm};
+use crate::layers::{l2, rms};
+use crate::rotary::Rotary;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Feature {
+    norm: QkNorm,
+    map: FeatureMap,
+    value_norm: bool,
+    query_scale: Option<f64>,
+    eps: f64,
+}
+
+impl Feature {
+    pub fn new(config: &MixerConfig) -> Self {
+        let scaled = config.scale_queries || config.is_softmax();
+        Self {
+            norm: config.qk_norm,
+            map: config.feature_map,
+            value_norm: config.value_norm,
+            query_scale: scaled.then(|| (config.head_dim as f64).sqrt().recip()),
+            eps: config.norm_eps,
+        }
+    }
+
+    /// `[tokens, heads, dim]` each.
+    pub fn forward(
+        &self,
+        q: Tensor<3>,
+        k: Tensor<3>,
+        v: Tensor<3>,
+        rotary: Option<&Rotary>,
+    ) -> (Tensor<3>, Tensor<3>, Tensor<3>) {
+        let [q, k] = [q, k].map(|x| {
+            let x = match self.norm {
+                QkNorm::None => x,
+                QkNorm::Rms => rms(x, self.eps),
+                QkNorm::L2 => l2(x, self.eps),
+            };
+            let x = rotary.map_or(x.clone(), |rotary| rotary.turn(x));
+            match self.map {
+                FeatureMap::Identity => x,
+                FeatureMap::EluPlusOne => activation::elu(x, 1.0).add_scalar(1.0),
+                FeatureMap::Relu => activation::relu(x),
+                FeatureMap::SquaredRelu => activation::relu(x).square(),
+            }
+        });
+        let q = match self.query_scale {
+            Some(scale) => q.mul_scalar(scale),
+            None => q,
+        };
+        (q, k, if self.value_norm { rms(v, self.eps) } else { v })
+    }
+}

@@ -1,0 +1,127 @@
+//! The token mixer: projections, convolution, features, gates, rule, output. One for all models; softmax attention takes
+//! the place of the rule and nothing else.
+
+mod attention;
+mod feature;
+mod gate;
+mod output;
+mod project;
+mod state;
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+use falcon_kernels::Rule;
+
+use self::attention::attend;
+use self::feature::Feature;
+use self::gate::{Gate, Gates};
+use self::output::Output;
+use self::project::Project;
+pub(crate) use self::state::Memory;
+pub use self::state::MixerState;
+use crate::config::{ConfigError, MixerConfig};
+use crate::init::Init;
+use crate::ops::Path;
+use crate::ops::rule::rule;
+use crate::ops::tensor::RuleInputs;
+use crate::rotary::Rotary;
+use crate::sequences::Sequences;
+
+/// A layer that mixes tokens: one of the six rules, a baseline, or softmax attention, as its configuration says.
+#[derive(Module, Debug)]
+pub struct Mixer {
+    project: Project,
+    gate: Gate,
+    output: Output,
+    #[module(skip)]
+    feature: Feature,
+    #[module(skip)]
+    rule: Option<Rule>,
+    #[module(skip)]
+    config: MixerConfig,
+    #[module(skip)]
+    path: Path,
+}
+
+impl MixerConfig {
+    /// A layer for a residual stream of `hidden` numbers, on the fastest path that `device` has.
+    pub fn init(&self, hidden: usize, device: &Device) -> Result<Mixer, ConfigError> {
+        Mixer::new(self, hidden, Path::of(device), &mut Init::new(0, device))
+    }
+}
+
+impl Mixer {
+    /// A layer with parameters from `init`, computing its rule by `path`.
+    pub fn new(config: &MixerConfig, hidden: usize, path: Path, init: &mut Init) -> Result<Self, ConfigError> {
+        config.validate()?;
+        Ok(Self {
+            project: Project::new(config, hidden, init),
+            gate: Gate::new(config, hidden, init),
+            output: Output::new(config, hidden, init),
+            feature: Feature::new(config),
+            rule: if config.is_softmax() { None } else { Some(config.rule()?) },
+            config: config.clone(),
+            path,
+        })
+    }
+
+    /// How the rule is computed.
+    pub fn path(&self) -> Path {
+        self.path
+    }
+
+    /// A batch of fresh sequences, `[batch, time, hidden]` to the same.
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let [batch, _, _] = x.dims();
+        self.resume(x, &mut self.state(batch))
+    }
+
+    /// The next tokens of a batch of sequences, `[batch, time, hidden]`, moving `state` on: a prompt, a piece of a long text,
+    /// or one token at a time.
+    pub fn resume(&self, x: Tensor<3>, state: &mut MixerState) -> Tensor<3> {
+        let [batch, time, hidden] = x.dims();
+        let sequences = Sequences::uniform(batch, time);
+        let rotary = self.rotary(&sequences, &state.positions);
+        let y = self.mix(x.reshape([batch * time, hidden]), &sequences, rotary.as_ref(), state);
+        y.reshape([batch, time, hidden])
+    }
+
+    /// The state before the first token of `sequences` sequences.
+    pub fn state(&self, sequences: usize) -> MixerState {
+        MixerState::fresh(&self.config, self.rule.as_ref(), self.path, sequences, &self.output.device())
+    }
+
+    /// Rotary positions, if the mixer has them.
+    pub(crate) fn rotary(&self, sequences: &Sequences, start: &[usize]) -> Option<Rotary> {
+        let theta = self.config.rope_theta?;
+        Some(Rotary::new(theta, self.config.head_dim, sequences, start, &self.output.device()))
+    }
+
+    /// `[tokens, hidden]` to the same.
+    pub(crate) fn mix(
+        &self,
+        x: Tensor<2>,
+        sequences: &Sequences,
+        rotary: Option<&Rotary>,
+        state: &mut MixerState,
+    ) -> Tensor<2> {
+        let (q, k, v) = self.project.forward(x.clone(), sequences, &mut state.conv);
+        let (q, k, v) = self.feature.forward(q, k, v, rotary);
+        let read = match (&self.rule, &mut state.memory) {
+            (Some(of), Memory::Rule(memory)) => {
+                let Gates { gain, decay } = self.gate.forward(x.clone());
+                let inputs = RuleInputs { q, k, v: v.clone(), gain, decay };
+                let before = memory.take().expect("a call puts the state back");
+                let (read, after) = rule(of, inputs, sequences, before);
+                *memory = Some(after);
+                read
+            }
+            (None, Memory::Cache(cache)) => attend(q, k, v.clone(), sequences, cache),
+            _ => panic!("the state is of another mixer"),
+        };
+        for (position, length) in state.positions.iter_mut().zip(sequences.lengths()) {
+            *position += length;
+        }
+        self.output.forward(read, v, x)
+    }
+}

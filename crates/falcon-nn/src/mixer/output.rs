@@ -1,0 +1,73 @@
+//! From what was read to the residual stream.
+
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor, activation};
+
+use crate::config::{MixerConfig, OutputGate, OutputNorm};
+use crate::init::Init;
+use crate::layers::{Linear, RmsNorm};
+
+#[derive(Module, Debug)]
+pub(crate) struct Output {
+    o_norm: Option<RmsNorm>,
+    g_proj: Option<Linear>,
+    o_proj: Linear,
+    /// Weight of the value itself, `[heads]`.
+    d: Option<Param<Tensor<1>>>,
+    #[module(skip)]
+    norm: OutputNorm,
+    #[module(skip)]
+    gate: OutputGate,
+}
+
+impl Output {
+    pub fn new(config: &MixerConfig, hidden: usize, init: &mut Init) -> Self {
+        let width = config.num_heads * config.head_v_dim;
+        let normed = match config.output_norm {
+            OutputNorm::None => None,
+            OutputNorm::Head => Some(config.head_v_dim),
+            OutputNorm::All => Some(width),
+        };
+        let gate = config.output_gate;
+        Self {
+            o_norm: normed.map(|width| RmsNorm::new(width, config.norm_eps, init)),
+            g_proj: (gate != OutputGate::None).then(|| Linear::new(init.matrix(width, hidden))),
+            o_proj: Linear::new(init.last_matrix(hidden, width)),
+            d: config.value_skip.then(|| init.values(std::iter::repeat_n(1.0, config.num_heads))),
+            norm: config.output_norm,
+            gate,
+        }
+    }
+
+    pub fn device(&self) -> Device {
+        self.o_proj.weight.val().device()
+    }
+
+    /// `read` and `v` are `[tokens, heads, dim_v]`, `x` is the input of the mixer.
+    pub fn forward(&self, read: Tensor<3>, v: Tensor<3>, x: Tensor<2>) -> Tensor<2> {
+        let [tokens, heads, width] = read.dims();
+        let read = match &self.d {
+            Some(d) => read + v * d.val().reshape([1, heads, 1]),
+            None => read,
+        };
+        let read = read.reshape([tokens, heads * width]);
+        let gate = self.g_proj.as_ref().map(|gate| activation::silu(gate.forward(x)));
+        let read = match (self.gate, gate) {
+            (OutputGate::BeforeNorm, Some(gate)) => self.normed(read * gate, heads),
+            (OutputGate::AfterNorm, Some(gate)) => self.normed(read, heads) * gate,
+            _ => self.normed(read, heads),
+        };
+        self.o_proj.forward(read)
+    }
+
+    fn normed(&self, read: Tensor<2>, heads: usize) -> Tensor<2> {
+        let [tokens, width] = read.dims();
+        match (&self.o_norm, self.norm) {
+            (Some(norm), OutputNorm::Head) => {
+                norm.forward(read.reshape([tokens, heads, width / heads])).reshape([tokens, width])
+            }
+            (Some(norm), _) => norm.forward(read),
+            (None, _) => read,
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Queries, keys and values, and the short convolution that each of them passes.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use crate::config::MixerConfig;
+use crate::init::Init;
+use crate::layers::{Linear, ShortConv};
+use crate::sequences::Sequences;
+
+#[derive(Module, Debug)]
+pub(crate) struct Project {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    q_conv1d: Option<ShortConv>,
+    k_conv1d: Option<ShortConv>,
+    v_conv1d: Option<ShortConv>,
+    key_heads: usize,
+    heads: usize,
+}
+
+/// What the convolutions of queries, keys and values have seen last.
+pub(crate) type ConvState = [Option<Tensor<3>>; 3];
+
+impl Project {
+    pub fn new(config: &MixerConfig, hidden: usize, init: &mut Init) -> Self {
+        let (keys, values) = (config.num_key_heads * config.head_dim, config.num_heads * config.head_v_dim);
+        let mut linear = |width| Linear::new(init.matrix(width, hidden));
+        let (q_proj, k_proj, v_proj) = (linear(keys), linear(keys), linear(values));
+        let mut conv = |channels| {
+            (config.conv_size > 0)
+                .then(|| ShortConv::new(channels, config.conv_size, config.conv_activation, init))
+        };
+        let (q_conv1d, k_conv1d, v_conv1d) = (conv(keys), conv(keys), conv(values));
+        let (key_heads, heads) = (config.num_key_heads, config.num_heads);
+        Self { q_proj, k_proj, v_proj, q_conv1d, k_conv1d, v_conv1d, key_heads, heads }
+    }
+
+    /// `[tokens, hidden]` to `q`, `k` and `v`, each `[tokens, heads, dim]`.
+    pub fn forward(
+        &self,
+        x: Tensor<2>,
+        sequences: &Sequences,
+        past: &mut ConvState,
+    ) -> (Tensor<3>, Tensor<3>, Tensor<3>) {
+        let [q_past, k_past, v_past] = past;
+        let project = |linear: &Linear, conv: &Option<ShortConv>, past: &mut Option<Tensor<3>>, heads: usize| {
+            let y = linear.forward(x.clone());
+            let y = match conv {
+                Some(conv) => conv.forward(y, sequences, past),
+                None => y,
+            };
+            let [tokens, width] = y.dims();
+            y.reshape([tokens, heads, width / heads])
+        };
+        (
+            project(&self.q_proj, &self.q_conv1d, q_past, self.key_heads),
+            project(&self.k_proj, &self.k_conv1d, k_past, self.key_heads),
+            project(&self.v_proj, &self.v_conv1d, v_past, self.heads),
+        )
+    }
+}

@@ -1,0 +1,174 @@
+//! A language model: embedding, blocks, norm, output.
+
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Int, Tensor};
+
+use crate::config::{ConfigError, ModelConfig};
+use crate::init::Init;
+use crate::layers::{Linear, RmsNorm, SwiGlu};
+use crate::mixer::{Mixer, MixerState};
+use crate::mup;
+use crate::ops::Path;
+use crate::rotary::Rotary;
+use crate::sequences::Sequences;
+
+/// Pre-norm blocks between an embedding and an output matrix, which may be the same.
+#[derive(Module, Debug)]
+pub struct Model {
+    embeddings: Embedding,
+    layers: Vec<Block>,
+    norm: RmsNorm,
+    lm_head: Option<Linear>,
+    #[module(skip)]
+    config: ModelConfig,
+    #[module(skip)]
+    path: Path,
+}
+
+/// A row for every token.
+#[derive(Module, Debug)]
+pub struct Embedding {
+    /// `[vocabulary, hidden]`.
+    pub weight: Param<Tensor<2>>,
+}
+
+/// `x + mixer(norm(x))`, then `x + mlp(norm(x))`.
+#[derive(Module, Debug)]
+pub struct Block {
+    attn_norm: RmsNorm,
+    attn: Mixer,
+    mlp_norm: Option<RmsNorm>,
+    mlp: Option<SwiGlu>,
+}
+
+/// What a model keeps of a batch of sequences: the states of its mixers.
+#[derive(Clone, Debug)]
+pub struct ModelState {
+    pub(crate) layers: Vec<MixerState>,
+}
+
+impl ModelState {
+    /// Tokens of each sequence so far.
+    pub fn positions(&self) -> &[usize] {
+        &self.layers[0].positions
+    }
+}
+
+impl ModelConfig {
+    /// A model with the initial parameters of `seed`, on the fastest path that `device` has.
+    pub fn init(&self, seed: u64, device: &Device) -> Result<Model, ConfigError> {
+        Model::new(self, Path::of(device), seed, device)
+    }
+}
+
+impl Block {
+    fn new(config: &ModelConfig, path: Path, init: &mut Init) -> Result<Self, ConfigError> {
+        let (hidden, eps, inner) = (config.hidden_size, config.mixer.norm_eps, config.intermediate_size);
+        Ok(Self {
+            attn_norm: RmsNorm::new(hidden, eps, init),
+            attn: Mixer::new(&config.mixer, hidden, path, init)?,
+            mlp_norm: (inner > 0).then(|| RmsNorm::new(hidden, eps, init)),
+            mlp: (inner > 0).then(|| SwiGlu::new(hidden, inner, init)),
+        })
+    }
+
+    fn forward(
+        &self,
+        x: Tensor<2>,
+        sequences: &Sequences,
+        rotary: Option<&Rotary>,
+        state: &mut MixerState,
+    ) -> Tensor<2> {
+        let x = x.clone() + self.attn.mix(self.attn_norm.forward(x), sequences, rotary, state);
+        match (&self.mlp_norm, &self.mlp) {
+            (Some(norm), Some(mlp)) => x.clone() + mlp.forward(norm.forward(x)),
+            _ => x,
+        }
+    }
+}
+
+impl Model {
+    /// A model with the initial parameters of `seed`, computing its rules by `path`.
+    pub fn new(config: &ModelConfig, path: Path, seed: u64, device: &Device) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let branches = config.num_hidden_layers * if config.intermediate_size > 0 { 2 } else { 1 };
+        let mut init = Init::new(seed, device).branches(branches);
+        let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
+        let embeddings = Embedding { weight: init.normal([vocabulary, hidden], config.initializer_range) };
+        let layers: Result<Vec<_>, _> =
+            (0..config.num_hidden_layers).map(|_| Block::new(config, path, &mut init)).collect();
+        let lm_head = (!config.tie_word_embeddings)
+            .then(|| Linear::new(init.normal([vocabulary, hidden], config.initializer_range)));
+        Ok(Self {
+            embeddings,
+            layers: layers?,
+            norm: RmsNorm::new(hidden, config.mixer.norm_eps, &init),
+            lm_head,
+            config: config.clone(),
+            path,
+        })
+    }
+
+    /// What it was made from.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// How its rules are computed. A device without kernels of ours takes [`Path::Tensors`]; nothing falls back unsaid.
+    pub fn path(&self) -> Path {
+        self.path
+    }
+
+    /// Where its parameters are.
+    pub fn device(&self) -> Device {
+        self.embeddings.weight.val().device()
+    }
+
+    /// The state before the first token of `sequences` sequences.
+    pub fn state(&self, sequences: usize) -> ModelState {
+        ModelState { layers: self.layers.iter().map(|layer| layer.attn.state(sequences)).collect() }
+    }
+
+    /// Logits `[batch, time, vocabulary]` of fresh sequences `[batch, time]`.
+    pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        let [batch, _] = tokens.dims();
+        self.resume(tokens, &mut self.state(batch))
+    }
+
+    /// Logits `[batch, time, vocabulary]` of the next tokens `[batch, time]`, moving `state` on.
+    pub fn resume(&self, tokens: Tensor<2, Int>, state: &mut ModelState) -> Tensor<3> {
+        let [batch, time] = tokens.dims();
+        let logits = self.run(tokens.reshape([batch * time]), &Sequences::uniform(batch, time), state);
+        logits.reshape([batch, time, self.config.vocab_size])
+    }
+
+    /// Logits `[sequences, vocabulary]` after one more token of each sequence, `[sequences]`.
+    pub fn step(&self, tokens: Tensor<1, Int>, state: &mut ModelState) -> Tensor<2> {
+        let sequences = Sequences::uniform(tokens.dims()[0], 1);
+        self.run(tokens, &sequences, state)
+    }
+
+    /// Logits `[tokens, vocabulary]` of packed sequences.
+    pub fn run(&self, tokens: Tensor<1, Int>, sequences: &Sequences, state: &mut ModelState) -> Tensor<2> {
+        let x = self.hidden(tokens, sequences, state);
+        self.logits(x)
+    }
+
+    /// What the output matrix is applied to, `[tokens, hidden]`.
+    pub fn hidden(&self, tokens: Tensor<1, Int>, sequences: &Sequences, state: &mut ModelState) -> Tensor<2> {
+        assert_eq!(tokens.dims()[0], sequences.tokens(), "tokens given, and tokens of the sequences");
+        assert_eq!(state.positions().len(), sequences.count(), "sequences of the state, and sequences given");
+        let rotary = self.layers[0].attn.rotary(sequences, state.positions());
+        let mut x = self.embeddings.weight.val().select(0, tokens);
+        for (layer, state) in self.layers.iter().zip(&mut state.layers) {
+            x = layer.forward(x, sequences, rotary.as_ref(), state);
+        }
+        self.norm.forward(x)
+    }
+
+    /// Logits from [`Model::hidden`].
+    pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
+        let output = self.lm_head.as_ref().map_or(&self.embeddings.weight, |head| &head.weight);
+        hidden.mul_scalar(mup::output_multiplier(&self.config)).matmul(output.val().transpose())
+    }
+}

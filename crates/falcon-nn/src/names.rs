@@ -1,0 +1,147 @@
+//! Parameters by the names that checkpoints have.
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Tensor, TensorData};
+
+use crate::config::{DecayGate, GainGate, ModelConfig, OutputGate, OutputNorm};
+use crate::model::Model;
+
+/// One parameter of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameter {
+    /// Its name in a checkpoint, such as `model.layers.0.attn.q_proj.weight`.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// What Burn calls it.
+    pub id: ParamId,
+}
+
+impl Model {
+    /// Every parameter, in the order of the model.
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let mut found = Vec::new();
+        self.visit_parameters(|name, id, tensor| {
+            found.push(Parameter { name: name.into(), shape: tensor.shape, id });
+        });
+        found
+    }
+
+    /// Calls `f` with the name, the identity and the values of every parameter.
+    pub fn visit_parameters(&self, f: impl FnMut(&str, ParamId, Values<'_>)) {
+        self.visit(&mut Visitor { path: Stack::default(), f });
+    }
+
+    /// Replaces the values of every parameter by what `f` makes of them, as many.
+    pub fn with_parameters(self, f: impl FnMut(&str, Values<'_>) -> Vec<f32>) -> Self {
+        self.map(&mut Mapper { path: Stack::default(), f })
+    }
+}
+
+/// The values of a parameter, fetched only if asked for.
+pub struct Values<'a> {
+    /// Its shape.
+    pub shape: Vec<usize>,
+    fetch: &'a dyn Fn() -> Vec<f32>,
+}
+
+impl Values<'_> {
+    /// Row-major.
+    pub fn to_vec(&self) -> Vec<f32> {
+        (self.fetch)()
+    }
+}
+
+/// Where in the module tree one is.
+#[derive(Default)]
+struct Stack(Vec<String>);
+
+/// Parts of the mixer that have a file of their own here, but no name in a checkpoint.
+const UNNAMED: [&str; 3] = ["project", "gate", "output"];
+
+impl Stack {
+    fn name(&self) -> String {
+        let named = self.0.iter().map(String::as_str).filter(|part| !UNNAMED.contains(part));
+        let name = named.collect::<Vec<_>>().join(".");
+        if name.starts_with("lm_head") { name } else { format!("model.{name}") }
+    }
+}
+
+fn values<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
+    tensor.to_data().try_to_vec().expect("parameters are f32")
+}
+
+struct Visitor<V> {
+    path: Stack,
+    f: V,
+}
+
+impl<V: FnMut(&str, ParamId, Values<'_>)> ModuleVisitor for Visitor<V> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.0.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.0.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = param.val();
+        let fetch = || values(&tensor);
+        (self.f)(&self.path.name(), param.id, Values { shape: tensor.dims().to_vec(), fetch: &fetch });
+    }
+}
+
+struct Mapper<M> {
+    path: Stack,
+    f: M,
+}
+
+impl<M: FnMut(&str, Values<'_>) -> Vec<f32>> ModuleMapper for Mapper<M> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.0.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.0.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, tensor, mapper) = param.consume();
+        let new = {
+            let fetch = || values(&tensor);
+            (self.f)(&self.path.name(), Values { shape: tensor.dims().to_vec(), fetch: &fetch })
+        };
+        let new = Tensor::from_data(TensorData::new(new, tensor.dims()), &tensor.device());
+        Param::from_mapped_value(id, if tensor.is_require_grad() { new.require_grad() } else { new }, mapper)
+    }
+}
+
+impl ModelConfig {
+    /// How many numbers a model of this configuration learns, without making one.
+    pub fn parameter_count(&self) -> usize {
+        let (d, m) = (self.hidden_size, &self.mixer);
+        let (keys, values) = (m.num_key_heads * m.head_dim, m.num_heads * m.head_v_dim);
+        let gains = match m.gain {
+            GainGate::Beta | GainGate::Eta | GainGate::Sigmoid if m.each_column() => values * d,
+            GainGate::Beta | GainGate::Eta | GainGate::Sigmoid => m.num_heads * d,
+            GainGate::None | GainGate::Delta => 0,
+        };
+        let decays = match m.decay {
+            DecayGate::Lambda => m.num_heads * (d + 1),
+            DecayGate::Selective => m.num_heads * (d + 2),
+            DecayGate::None | DecayGate::Fixed => 0,
+        };
+        let norm = match m.output_norm {
+            OutputNorm::None => 0,
+            OutputNorm::Head => m.head_v_dim,
+            OutputNorm::All => values,
+        };
+        let gate = if m.output_gate == OutputGate::None { 0 } else { values * d };
+        let skip = if m.value_skip { m.num_heads } else { 0 };
+        let mixer = (2 * keys + 2 * values) * d + (2 * keys + values) * m.conv_size + gains + decays + norm + gate + skip;
+        let mlp = if self.intermediate_size > 0 { d + 3 * d * self.intermediate_size } else { 0 };
+        let outputs = if self.tie_word_embeddings { 1 } else { 2 };
+        outputs * self.vocab_size * d + self.num_hidden_layers * (d + mixer + mlp) + d
+    }
+}

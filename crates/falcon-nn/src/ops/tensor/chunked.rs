@@ -1,0 +1,247 @@
+//! Many steps at once. In a chunk of `C` steps that starts from `S_0`, with `D_is = Π_{s < r ≤ i} γ_r` and `d_i = γ_0 D_i0`,
+//!
+//! ```text
+//! S_i = d_i S_0 + Σ_{s ≤ i} D_is Σ_{j ∈ window(s)} x_j z_{j,s}ᵀ        z_{j,s} = w_s v_j − e_s S_{s−1}ᵀ x_j
+//! o_i = d_i S_0ᵀ q_i + Σ_{s ≤ i} D_is Σ_j (q_i·x_j) z_{j,s}            (row i − 1 of d and D for a read before the write)
+//! ```
+//!
+//! Without erasing, `z_{j,s} = w_s v_j`, and the sum over `s` collapses to one weight for each row `j`. With erasing, the
+//! writes of a chunk solve a unit lower triangular system over (step, pair in its window),
+//!
+//! ```text
+//! z_{j,i} + e_i Σ_{s < i} D_{i−1,s} Σ_l (x_j·x_l) z_{l,s} = w_i v_j − e_i d_{i−1} S_0ᵀ x_j
+//! ```
+//!
+//! whose matrix does not depend on `S_0`. So all chunks are prepared at once; only the memory goes from chunk to chunk, and
+//! all outputs are again read at once. With a gain for each column, each column is a *lane* that has its own `D` and its own
+//! system but shares the products of keys.
+
+use burn::tensor::{Tensor, TensorData};
+
+use super::coefficients::Coefficients;
+use super::rows::take;
+use super::triangle::{inverse, ones, options, pieces, products, spread, zeros};
+
+/// Steps at once where every column has its own triangle.
+const CHUNK_OF_COLUMNS: usize = 16;
+
+/// A batch of heads, ready to run.
+pub(super) struct Steps {
+    /// `[batch, time, dim_k]`.
+    pub q: Tensor<3>,
+    /// `[batch, window − 1 + time, dim_k]`: step `i` writes the rows `i..i + window`.
+    pub x: Tensor<3>,
+    /// `[batch, window − 1 + time, columns]`.
+    pub v: Tensor<3>,
+    pub window: usize,
+    pub coefficients: Coefficients,
+    pub each_column: bool,
+    pub read_before: bool,
+}
+
+/// How time is cut: `count` chunks of `steps` (a power of two), the last filled up with steps that change nothing.
+#[derive(Clone, Copy)]
+struct Chunks {
+    batch: usize,
+    time: usize,
+    count: usize,
+    steps: usize,
+}
+
+impl Chunks {
+    fn new(steps: &Steps, most: usize) -> Self {
+        let [batch, time, _] = steps.q.dims();
+        let most = match (steps.each_column, &steps.coefficients.erase) {
+            (true, _) => most.min(CHUNK_OF_COLUMNS),
+            (false, Some(_)) => most / steps.window,
+            (false, None) => most,
+        };
+        let longest = 1 << most.max(1).ilog2();
+        let steps = time.next_power_of_two().min(longest);
+        Self { batch, time, count: time.div_ceil(steps), steps }
+    }
+
+    /// Appends rows of `value` up to the end of the last chunk.
+    fn fill(&self, of: Tensor<3>, value: f64) -> Tensor<3> {
+        let missing = self.count * self.steps - self.time;
+        if missing == 0 {
+            return of;
+        }
+        let [batch, _, dim] = of.dims();
+        let rest = Tensor::full([batch, missing, dim], value, options(&of));
+        Tensor::cat(vec![of, rest], 1)
+    }
+
+    /// `[batch, count · rows, dim]` to `[count · batch, rows, dim]`: the first `batch` are those of the first chunk.
+    fn cut(&self, of: Tensor<3>) -> Tensor<3> {
+        let [_, rows, dim] = of.dims();
+        let rows = rows / self.count;
+        if self.count == 1 {
+            return of;
+        }
+        let of = of.reshape([self.batch, self.count, rows, dim]).swap_dims(0, 1);
+        of.reshape([self.count * self.batch, rows, dim])
+    }
+
+    /// `[batch, time, lanes]` to `[count · batch, lanes, steps, 1]`.
+    fn lanes(&self, of: Tensor<3>, filler: f64) -> Tensor<4> {
+        self.cut(self.fill(of, filler)).swap_dims(1, 2).unsqueeze_dim::<4>(3)
+    }
+
+    /// The inverse of [`Chunks::cut`] and [`Chunks::fill`].
+    fn uncut(&self, of: Tensor<3>) -> Tensor<3> {
+        let [_, rows, dim] = of.dims();
+        let of = of.reshape([self.count, self.batch, rows, dim]).swap_dims(0, 1);
+        of.reshape([self.batch, self.count * rows, dim]).slice_dim(1, 0..self.time)
+    }
+}
+
+/// Outputs `[batch, time, columns]` and the outgoing memory, from `memory` `[batch, dim_k, columns]`.
+pub(super) fn forward(steps: Steps, memory: Tensor<3>, chunk: usize) -> (Tensor<3>, Tensor<3>) {
+    let chunks = Chunks::new(&steps, chunk);
+    let Steps { q, x, v, window, coefficients, each_column, read_before } = steps;
+    let Coefficients { write, erase, gamma } = coefficients;
+    let [_, _, columns] = v.dims();
+    let lanes = if each_column { columns } else { 1 };
+    let (n, c) = (chunks.count * chunks.batch, chunks.steps);
+
+    let q = chunks.cut(chunks.fill(q, 0.0));
+    let rows = chunk_rows(&chunks, window, erase.is_some());
+    let (x, v) = (chunks.fill(x, 0.0), chunks.fill(v, 0.0));
+    let (x, v) = match rows {
+        Some(rows) => (take(x, rows.clone()), take(v, rows)),
+        None => (x, v),
+    };
+    let (x, v) = (chunks.cut(x), to_lanes(chunks.cut(v), lanes));
+    let [_, p, _] = x.dims();
+    let write = chunks.lanes(write, 0.0);
+    let gamma = chunks.lanes(gamma, 1.0);
+
+    // D and d, at the time after each step and at the time before it.
+    let after = products(gamma.clone().reshape([n * lanes, c])).reshape([n, lanes, c, c]);
+    let carry_after = after.clone().slice_dim(3, 0..1) * gamma.slice_dim(2, 0..1);
+    let before = || delayed(after.clone(), zeros([n, lanes, 1, c], &after));
+    let carry_before = || delayed(carry_after.clone(), ones([n, lanes, 1, 1], &after));
+
+    // What one row weighs at a time, from what one step weighs then.
+    let writes = if erase.is_some() { None } else { Some(row_weights(&write, window)) };
+    let to_rows = |weights: Tensor<4>| match &writes {
+        None => spread(weights, 3, window),
+        Some(writes) if window == 1 => weights * writes.clone().swap_dims(2, 3),
+        Some(writes) => weights.matmul(writes.clone()),
+    };
+    let last = to_rows(after.clone().slice_dim(2, c - 1..c)).swap_dims(2, 3);
+    let carry_last = carry_after.clone().slice_dim(2, c - 1..c).reshape([n, 1, lanes]);
+
+    let (z, memories, memory) = match erase {
+        None => {
+            let added = x.clone().swap_dims(1, 2).matmul(from_lanes(last * v.clone()));
+            let (memories, memory) = carry(memory, &chunks, carry_last, added);
+            (v, memories, memory)
+        }
+        Some(erase) => {
+            let erase = chunks.lanes(erase, 0.0);
+            let gram = x.clone().matmul(x.clone().swap_dims(1, 2)).unsqueeze_dim::<4>(1);
+            let strict = spread(spread(before() * erase.clone(), 2, window), 3, window) * gram;
+            let solve = inverse(strict.reshape([n * lanes, p, p])).reshape([n, lanes, p, p]);
+            let from_values = solve.clone().matmul(spread(write, 2, window) * v);
+            let from_memory = solve * spread(carry_before() * erase, 2, window).swap_dims(2, 3);
+            correct(memory, &chunks, carry_last, Corrections { x: x.clone(), last, from_values, from_memory })
+        }
+    };
+
+    let (weights, carry_read) = if read_before { (before(), carry_before()) } else { (after, carry_after) };
+    let scores = q.clone().matmul(x.swap_dims(1, 2)).unsqueeze_dim::<4>(1) * to_rows(weights);
+    let out = carry_read * to_lanes(q.matmul(memories), lanes) + scores.matmul(z);
+    (chunks.uncut(from_lanes(out)), memory)
+}
+
+/// The memory each chunk starts from, `[count · batch, dim_k, columns]`, and the last one: `S ← d S + A`.
+fn carry(memory: Tensor<3>, chunks: &Chunks, decay: Tensor<3>, added: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
+    let mut memories = vec![memory];
+    for (decay, added) in pieces(decay, chunks.count).into_iter().zip(pieces(added, chunks.count)) {
+        let before = memories[memories.len() - 1].clone();
+        memories.push(before * decay + added);
+    }
+    split_last(memories)
+}
+
+/// What the writes of all chunks are made of; see [`correct`].
+struct Corrections {
+    x: Tensor<3>,
+    last: Tensor<4>,
+    from_values: Tensor<4>,
+    from_memory: Tensor<4>,
+}
+
+/// The writes of all chunks, the memory each chunk starts from, and the last one: `Z = U − K (X S)`, then
+/// `S ← d S + Xᵀ (last ⊙ Z)`.
+fn correct(
+    memory: Tensor<3>,
+    chunks: &Chunks,
+    decay: Tensor<3>,
+    of: Corrections,
+) -> (Tensor<4>, Tensor<3>, Tensor<3>) {
+    let lanes = of.last.dims()[1];
+    let (mut memories, mut writes) = (vec![memory], Vec::new());
+    let decays = pieces(decay, chunks.count).into_iter();
+    let keys = pieces(of.x, chunks.count).into_iter().zip(pieces(of.last, chunks.count));
+    let parts = pieces(of.from_values, chunks.count).into_iter().zip(pieces(of.from_memory, chunks.count));
+    for ((decay, (x, last)), (from_values, from_memory)) in decays.zip(keys).zip(parts) {
+        let before = memories[memories.len() - 1].clone();
+        let predicted = to_lanes(x.clone().matmul(before.clone()), lanes);
+        let z = from_values - from_memory.matmul(predicted);
+        memories.push(before * decay + x.swap_dims(1, 2).matmul(from_lanes(last * z.clone())));
+        writes.push(z);
+    }
+    let (memories, memory) = split_last(memories);
+    (Tensor::cat(writes, 0), memories, memory)
+}
+
+fn split_last(mut memories: Vec<Tensor<3>>) -> (Tensor<3>, Tensor<3>) {
+    let last = memories.remove(memories.len() - 1);
+    (Tensor::cat(memories, 0), last)
+}
+
+/// Which rows each chunk works on, if not just those of its own steps: those of every step's window one after the other where
+/// a row's write depends on the step, else each row once.
+fn chunk_rows(chunks: &Chunks, window: usize, erases: bool) -> Option<Vec<usize>> {
+    let starts = (0..chunks.count).map(|chunk| chunk * chunks.steps);
+    match (window, erases) {
+        (1, _) => None,
+        (_, true) => Some((0..chunks.count * chunks.steps).flat_map(|step| step..step + window).collect()),
+        (_, false) => Some(starts.flat_map(|start| start..start + chunks.steps + window - 1).collect()),
+    }
+}
+
+/// What each step adds to the weight of each row: `[…, steps, 1]` to `[…, steps, rows]`, or as it is for a window of 1.
+fn row_weights(write: &Tensor<4>, window: usize) -> Tensor<4> {
+    if window == 1 {
+        return write.clone();
+    }
+    let steps = write.dims()[2];
+    let rows = steps + window - 1;
+    let inside = |step: usize, row: usize| f32::from(u8::from((step..step + window).contains(&row)));
+    let band = (0..steps).flat_map(|step| (0..rows).map(move |row| inside(step, row))).collect::<Vec<f32>>();
+    let band = Tensor::<4>::from_data(TensorData::new(band, [1, 1, steps, rows]), options(write));
+    write.clone() * band
+}
+
+/// Each row becomes the one before it; `first` comes in.
+fn delayed(of: Tensor<4>, first: Tensor<4>) -> Tensor<4> {
+    match of.dims()[2] {
+        1 => first,
+        rows => Tensor::cat(vec![first, of.slice_dim(2, 0..rows - 1)], 2),
+    }
+}
+
+/// `[n, rows, columns]` to `[n, 1, rows, columns]`, or `[n, columns, rows, 1]`.
+fn to_lanes(of: Tensor<3>, lanes: usize) -> Tensor<4> {
+    if lanes == 1 { of.unsqueeze_dim(1) } else { of.swap_dims(1, 2).unsqueeze_dim(3) }
+}
+
+/// The inverse of [`to_lanes`].
+fn from_lanes(of: Tensor<4>) -> Tensor<3> {
+    let [n, lanes, rows, columns] = of.dims();
+    if lanes == 1 { of.reshape([n, rows, columns]) } else { of.swap_dims(1, 2).reshape([n, rows, lanes]) }
+}

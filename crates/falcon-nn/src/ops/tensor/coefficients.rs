@@ -1,0 +1,175 @@
+//! Gains and decays to `w`, `e` and `γ`: the tensor form of the equations that the kernels document.
+//!
+//! ```text
+//! E = ‖x‖²                       window 1
+//!   = mean ‖x_j‖² over window    inner product, window > 1
+//!   = λ_max(Σ x_j x_jᵀ) / B      regression, window > 1
+//! λ = ridge, or ridge · E        η = β / (E + λ + ε), or given
+//! γ = max(1 − ηλ, ε_γ), or given
+//! w = η / B                      e = w, or γ w (decayed regression), or 0 (inner product)
+//! ```
+
+use burn::tensor::{Bool, Tensor, TensorData};
+use falcon_kernels::Rule;
+use falcon_kernels::rule::{Decay, Gain, Objective};
+
+use super::rows::Pairs;
+use super::triangle::{ones, options};
+
+/// Squarings of a window's Gram matrix: its top eigenvector stands out once the next eigenvalue is smaller by a part in
+/// `2^SQUARINGS`, beyond which single precision cannot tell them apart.
+const SQUARINGS: usize = 20;
+
+/// What a step does, `[batch, time, 1 | dim_v]`.
+pub(super) struct Coefficients {
+    pub write: Tensor<3>,
+    /// Absent where nothing is erased.
+    pub erase: Option<Tensor<3>>,
+    pub gamma: Tensor<3>,
+}
+
+impl Coefficients {
+    /// `gain` and `decay` are `[batch, time, 1 | dim_v]`.
+    pub fn new(rule: &Rule, gain: Option<Tensor<3>>, decay: Option<Tensor<3>>, pairs: &Pairs) -> Self {
+        let uses_energy = rule.gain == Gain::Beta || matches!(rule.decay, Decay::ScaledRidge { .. });
+        let energy = uses_energy.then(|| energy(rule, pairs));
+        let (eta, gamma) = step_sizes(rule, gain, decay, energy, pairs);
+        let write = share(eta, pairs);
+        let erase = match rule.objective {
+            Objective::InnerProduct => None,
+            Objective::Regression => Some(write.clone()),
+            Objective::DecayedRegression => Some(write.clone() * gamma.clone()),
+        };
+        Self { write, erase, gamma }
+    }
+}
+
+/// `η` and `γ`, both as wide as the gain.
+fn step_sizes(
+    rule: &Rule,
+    gain: Option<Tensor<3>>,
+    decay: Option<Tensor<3>>,
+    energy: Option<Tensor<3>>,
+    pairs: &Pairs,
+) -> (Tensor<3>, Tensor<3>) {
+    let [batch, time, _] = pairs.newest().dims();
+    let boundary = boundary(pairs);
+    let unless = |of: Tensor<3>, mask: &Option<Tensor<3, Bool>>, value: f64| match mask {
+        Some(mask) => {
+            let shape = of.dims();
+            of.mask_fill(mask.clone().expand(shape), value)
+        }
+        None => of,
+    };
+    let lambda = match (rule.decay, &decay, &energy) {
+        (Decay::Ridge, Some(ridge), _) => Some(ridge.clone()),
+        (Decay::ScaledRidge { detach: false }, Some(ridge), Some(energy)) => Some(ridge.clone() * energy.clone()),
+        (Decay::ScaledRidge { detach: true }, Some(ridge), Some(energy)) => {
+            Some(ridge.clone() * energy.clone().detach())
+        }
+        _ => None,
+    };
+    let (eta, gamma) = match (rule.gain, gain, energy) {
+        (Gain::Beta, Some(beta), Some(energy)) => {
+            let rest = energy.add_scalar(rule.eps);
+            let denominator = lambda.clone().map_or(rest.clone(), |lambda| rest.clone() + lambda);
+            // A zero denominator means there is nothing to write. The boundary joins it: neither may be divided by, or
+            // 0 · ∞ would reach the gradient.
+            let nothing = denominator.clone().lower_elem(f32::MIN_POSITIVE);
+            let nothing = Some(match &boundary {
+                Some(boundary) => nothing.bool_or(boundary.clone()),
+                None => nothing,
+            });
+            let denominator = unless(denominator, &nothing, 1.0);
+            let eta = unless(beta.clone() / denominator.clone(), &nothing, 0.0);
+            // 1 − βλ/(E + λ + ε) without the cancellation.
+            let gamma = lambda.map(|lambda| {
+                let kept = rest + beta.neg().add_scalar(1.0) * lambda;
+                unless(kept / denominator, &nothing, 1.0)
+            });
+            (eta, gamma)
+        }
+        (_, gain, _) => {
+            let eta = gain.unwrap_or_else(|| ones([batch, time, 1], pairs.newest()));
+            let eta = unless(eta, &boundary, 0.0);
+            let gamma = lambda.map(|lambda| (eta.clone() * lambda).neg().add_scalar(1.0));
+            (eta, gamma)
+        }
+    };
+    let gamma = match (gamma, rule.decay, decay) {
+        (_, Decay::Gate, Some(gate)) => unless(gate, &boundary, 1.0),
+        (None, _, _) => ones(eta.dims(), &eta),
+        // Where the clamp holds γ, it passes no gradient.
+        (Some(gamma), _, _) => match rule.clamp {
+            Some(least) => {
+                let held = gamma.clone().lower_equal_elem(least);
+                gamma.mask_fill(held, least)
+            }
+            None => gamma,
+        },
+    };
+    (eta, gamma)
+}
+
+/// The first step of a fresh sequence under next-latent alignment: no pair, so `η = 0` and `γ = 1`, whatever the ridge.
+fn boundary(pairs: &Pairs) -> Option<Tensor<3, Bool>> {
+    let [batch, time, _] = pairs.newest().dims();
+    pairs.boundary.then(|| {
+        let first: Vec<bool> = (0..time).map(|step| step == 0).collect();
+        let mask = Tensor::<1, Bool>::from_data(TensorData::new(first, [time]), &pairs.newest().device());
+        mask.reshape([1, time, 1]).expand([batch, time, 1])
+    })
+}
+
+/// Divides what is `[batch, time, _]` by the pairs in each step's window.
+fn share(of: Tensor<3>, pairs: &Pairs) -> Tensor<3> {
+    let [_, time, _] = of.dims();
+    if pairs.window == 1 {
+        return of;
+    }
+    let shares: Vec<f32> = (0..time).map(|step| 1.0 / pairs.count(step).max(1) as f32).collect();
+    let shares = Tensor::<1>::from_data(TensorData::new(shares, [time]), options(&of));
+    of * shares.reshape([1, time, 1])
+}
+
+/// `E`, `[batch, time, 1]`.
+fn energy(rule: &Rule, pairs: &Pairs) -> Tensor<3> {
+    if pairs.window == 1 {
+        return pairs.newest().clone().square().sum_dim(2);
+    }
+    let sum = if rule.erases() {
+        curvature(pairs.windows_x())
+    } else {
+        let [_, rows, _] = pairs.x.dims();
+        let time = rows + 1 - pairs.window;
+        let energies = pairs.x.clone().square().sum_dim(2);
+        let shifted = |slot| energies.clone().slice_dim(1, slot..slot + time);
+        (1..pairs.window).fold(shifted(0), |sum, slot| sum + shifted(slot))
+    };
+    share(sum, pairs)
+}
+
+/// The largest eigenvalue of `Σ x_j x_jᵀ` over each window, `[batch, time, window, dim_k]` to `[batch, time, 1]`.
+///
+/// It is `‖Xᵀu‖²` with `u` the top eigenvector of the Gram matrix. To first order the eigenvalue does not change with `u`, so
+/// `u` without gradient gives the exact gradient. Windows of zeros have `u = 0`.
+fn curvature(windows: Tensor<4>) -> Tensor<3> {
+    let [batch, time, window, _] = windows.dims();
+    let x = windows.clone().detach();
+    let diagonal = Tensor::<2>::eye(window, &x.device()).cast(x.dtype()).reshape([1, 1, window, window]);
+    let unit_trace = |gram: Tensor<4>| {
+        let trace = (gram.clone() * diagonal.clone()).sum_dim(3).sum_dim(2);
+        gram / trace.clamp_min(f32::MIN_POSITIVE)
+    };
+    let mut power = unit_trace(x.clone().matmul(x.swap_dims(2, 3)));
+    for _ in 0..SQUARINGS {
+        power = unit_trace(power.clone().matmul(power));
+    }
+    // Now a projector on the top eigenvectors: any column will do, and the longest, which has the largest diagonal entry, is
+    // the one farthest from 0. Of equal ones the first is taken, the oldest pair.
+    let longest = (power.clone() * diagonal).sum_dim(2).argmax(3);
+    let u = power.gather(3, longest.expand([batch, time, window, 1]));
+    let length = u.clone().square().sum_dim(2).sqrt();
+    let u = (u / length.clamp_min(f32::MIN_POSITIVE)).detach();
+    (windows * u).sum_dim(2).square().sum_dim(3).reshape([batch, time, 1])
+}

@@ -1,0 +1,253 @@
+//! Every preset: streaming, packing, gradients, learning, files, sizes.
+
+use std::path::Path as FilePath;
+
+use burn::module::Module;
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::{Device, Int, Tensor, TensorData, activation};
+use falcon_nn::{Model, ModelConfig, PRESETS, Sequences};
+
+const VOCABULARY: usize = 13;
+
+/// A preset, small enough to be run many times.
+fn config(name: &str) -> ModelConfig {
+    let mut config = ModelConfig::preset(name, "tiny", VOCABULARY).unwrap();
+    config.hidden_size = 16;
+    config.num_hidden_layers = 2;
+    config.intermediate_size = config.intermediate_size.min(24);
+    config.mup_base_width = 16;
+    config.mixer = falcon_nn::MixerConfig::preset(name, 16, 2).unwrap();
+    config
+}
+
+fn tokens(count: usize, seed: usize) -> Vec<i32> {
+    (0..count).map(|i| ((i * i + 7 * i * seed + seed) % VOCABULARY) as i32).collect()
+}
+
+fn tensor(tokens: &[i32], device: &Device) -> Tensor<1, Int> {
+    Tensor::from_data(TensorData::new(tokens.to_vec(), [tokens.len()]), device)
+}
+
+fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_to_vec().unwrap()
+}
+
+fn assert_near(what: &str, got: &[f32], expected: &[f32]) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    let scale = expected.iter().map(|x| x * x).sum::<f32>().sqrt();
+    let error = got.iter().zip(expected).map(|(a, b)| (a - b).powi(2)).sum::<f32>().sqrt();
+    assert!(error <= 2e-5 * scale, "{what}: {error} of {scale}");
+}
+
+#[test]
+fn streaming_is_the_whole_sequence() {
+    let device = Device::flex();
+    for name in PRESETS {
+        let model = config(name).init(1, &device).unwrap();
+        let (batch, time) = (2, 21);
+        let ids = tokens(batch * time, 3);
+        let ids = tensor(&ids, &device).reshape([batch, time]);
+        let whole = numbers(model.forward(ids.clone()));
+        for cuts in [vec![0, 20, 21], vec![0, 1, 2, 3, 21], vec![0, 8, 9, 16, 21], (0..=21).collect()] {
+            let mut state = model.state(batch);
+            let mut pieces = Vec::new();
+            for cut in cuts.windows(2) {
+                let piece = ids.clone().slice([0..batch, cut[0]..cut[1]]);
+                // A copy of the state must serve as well.
+                state = state.clone();
+                pieces.push(if cut[1] - cut[0] == 1 {
+                    model.step(piece.reshape([batch]), &mut state).unsqueeze_dim(1)
+                } else {
+                    model.resume(piece, &mut state)
+                });
+            }
+            assert_near(&format!("{name} cut at {cuts:?}"), &numbers(Tensor::cat(pieces, 1)), &whole);
+            assert_eq!(state.positions(), [time; 2]);
+        }
+    }
+}
+
+#[test]
+fn packed_sequences_are_separate_sequences() {
+    let device = Device::flex();
+    for name in PRESETS {
+        let model = config(name).init(2, &device).unwrap();
+        let lengths = [5, 1, 9];
+        let ids = tokens(15, 5);
+        let sequences = Sequences::packed(&lengths);
+        let packed = numbers(model.run(tensor(&ids, &device), &sequences, &mut model.state(3)));
+        let alone: Vec<f32> = sequences
+            .offsets()
+            .windows(2)
+            .flat_map(|w| {
+                let ids = tensor(&ids[w[0]..w[1]], &device).unsqueeze();
+                numbers(model.forward(ids))
+            })
+            .collect();
+        assert_near(name, &packed, &alone);
+    }
+}
+
+#[test]
+fn what_was_saved_is_loaded() {
+    let device = Device::flex();
+    for name in PRESETS {
+        for tied in [true, false] {
+            let folder = tempfile::tempdir().unwrap();
+            let model = ModelConfig { tie_word_embeddings: tied, ..config(name) }.init(3, &device).unwrap();
+            model.save(folder.path()).unwrap();
+            let loaded = Model::load(folder.path(), &device).unwrap();
+            assert_eq!(model.config(), loaded.config());
+            let ids = tensor(&tokens(9, 1), &device).unsqueeze();
+            assert_eq!(numbers(model.forward(ids.clone())), numbers(loaded.forward(ids)), "{name}");
+        }
+    }
+}
+
+fn said(result: Result<Model, falcon_nn::FileError>) -> String {
+    result.map(|_| ()).unwrap_err().to_string()
+}
+
+#[test]
+fn damaged_checkpoints_are_refused() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let model = config("falcon-1.3").init(3, &device).unwrap();
+    model.save(folder.path()).unwrap();
+    let weights = folder.path().join(falcon_nn::WEIGHTS_FILE);
+    let whole = std::fs::read(&weights).unwrap();
+    let load = || said(Model::load(folder.path(), &device));
+
+    std::fs::write(&weights, &whole[..whole.len() - 7]).unwrap();
+    assert!(load().contains("not a complete safetensors file"), "{}", load());
+    std::fs::write(&weights, b"hello").unwrap();
+    assert!(load().contains("not a complete safetensors file"));
+
+    // Same length, so the header stays valid.
+    let text = String::from_utf8_lossy(&whole).replace("layers.1.attn.k_proj", "layers.1.attn.x_proj");
+    assert!(text.contains("x_proj"));
+    let renamed = replace(&whole, b"layers.1.attn.k_proj", b"layers.1.attn.x_proj");
+    std::fs::write(&weights, &renamed).unwrap();
+    let message = load();
+    assert!(message.contains("no tensor \"model.layers.1.attn.k_proj.weight\""), "{message}");
+    assert!(message.contains("did you mean \"model.layers.1.attn.x_proj.weight\"?"), "{message}");
+
+    std::fs::write(&weights, &whole).unwrap();
+    let config_file = folder.path().join(falcon_nn::CONFIG_FILE);
+    let json = std::fs::read_to_string(&config_file).unwrap();
+    std::fs::write(&config_file, json.replace("\"vocab_size\": 13", "\"vocab_size\": 14")).unwrap();
+    let message = load();
+    assert!(message.contains("\"model.embeddings.weight\" has shape [13, 16], its configuration says [14, 16]"), "{message}");
+    std::fs::write(&config_file, json.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1")).unwrap();
+    assert!(load().contains("\"model.layers.1."), "{}", load());
+    std::fs::write(&config_file, json.replace("\"conv_size\"", "\"conv_sise\"")).unwrap();
+    assert!(load().contains("conv_size"), "{}", load());
+    std::fs::write(&config_file, json.replace("\"window\": 1", "\"window\": 1, \"windows\": 2")).unwrap();
+    assert!(load().contains("unknown key \"windows\"; did you mean \"window\"?"), "{}", load());
+    std::fs::remove_file(&weights).unwrap();
+    assert!(said(Model::load(FilePath::new("/nonexistent"), &device)).contains("/nonexistent"));
+}
+
+fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
+    let at = bytes.windows(from.len()).position(|window| window == from).unwrap();
+    [&bytes[..at], to, &bytes[at + from.len()..]].concat()
+}
+
+/// Mean cross-entropy of each token given those before.
+fn loss(model: &Model, ids: Tensor<2, Int>) -> Tensor<1> {
+    let [batch, time] = ids.dims();
+    let logits = model.forward(ids.clone().slice([0..batch, 0..time - 1]));
+    let targets = ids.slice([0..batch, 1..time]).unsqueeze_dim::<3>(2);
+    activation::log_softmax(logits, 2).gather(2, targets).mean().neg()
+}
+
+#[test]
+fn ten_steps_lower_the_loss() {
+    let device = Device::flex().autodiff();
+    for name in PRESETS {
+        let mut model = config(name).init(4, &device).unwrap();
+        let mut optimizer = AdamWConfig::new().init();
+        let ids = tensor(&tokens(4 * 18, 2), &device).reshape([4, 18]);
+        let value = |model: &Model| numbers(loss(model, ids.clone()))[0];
+        let first = value(&model);
+        assert!((first - (VOCABULARY as f32).ln()).abs() < 0.3, "{name} starts from {first}");
+        for _ in 0..10 {
+            let grads = GradientsParams::from_grads(loss(&model, ids.clone()).backward(), &model);
+            model = optimizer.step(1e-2, model, grads);
+        }
+        let last = value(&model);
+        assert!(last < first - 0.2, "{name}: {first} to {last}");
+        // Without gradients the model is the same.
+        let ids = ids.clone().inner();
+        assert!((numbers(loss(&model.valid(), ids))[0] - last).abs() < 1e-5);
+    }
+}
+
+/// Along random directions, the change of the loss is the gradient's.
+#[test]
+fn gradients_match_differences() {
+    let device = Device::flex().autodiff();
+    for name in PRESETS {
+        let model = ModelConfig { num_hidden_layers: 1, ..config(name) }.init(5, &device).unwrap();
+        let ids = tensor(&tokens(3 * 14, 4), &device).reshape([3, 14]);
+        let grads = GradientsParams::from_grads(loss(&model, ids.clone()).backward(), &model);
+        let mut slope = 0.0;
+        let mut direction = std::collections::HashMap::new();
+        let mut seed = 1u64;
+        model.visit_parameters(|name, id, values| {
+            let found = match values.shape.len() {
+                1 => numbers(grads.get::<1>(id).unwrap()),
+                2 => numbers(grads.get::<2>(id).unwrap()),
+                _ => numbers(grads.get::<3>(id).unwrap()),
+            };
+            let along: Vec<f32> = found
+                .iter()
+                .map(|grad| {
+                    seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    // With the gradient, so that what is measured is not small beside its error.
+                    grad.signum() * (0.2 + (seed >> 40) as f32 / (1 << 24) as f32)
+                })
+                .collect();
+            slope += found.iter().zip(&along).map(|(g, a)| f64::from(*g) * f64::from(*a)).sum::<f64>();
+            assert!(found.iter().any(|g| *g != 0.0), "no gradient reaches {name}");
+            direction.insert(name.to_string(), along);
+        });
+        let moved = |by: f32| {
+            let model = model.clone().with_parameters(|name, values| {
+                values.to_vec().iter().zip(&direction[name]).map(|(x, a)| x + by * a).collect()
+            });
+            f64::from(numbers(loss(&model, ids.clone()))[0])
+        };
+        // Two steps, so that the error of third order cancels.
+        let [long, short] = [2e-4, 1e-4].map(|step| (moved(step) - moved(-step)) / (2.0 * f64::from(step)));
+        let difference = (4.0 * short - long) / 3.0;
+        assert!((difference - slope).abs() < 5e-3 * slope, "{name}: {difference} measured, {slope} by gradient");
+    }
+}
+
+#[test]
+fn sizes_have_the_parameters_they_promise() {
+    let gpt2 = 50257;
+    for name in PRESETS {
+        let tiny = ModelConfig::preset(name, "tiny", 256).unwrap();
+        let model = tiny.init(0, &Device::flex()).unwrap();
+        let counted: usize = model.parameters().iter().map(|p| p.shape.iter().product::<usize>()).sum();
+        assert_eq!(counted, tiny.parameter_count(), "{name}");
+        for (size, vocabulary, expected, within) in [
+            ("tiny", 256, 1.0e6, 0.2),
+            ("small", 4096, 10.0e6, 0.1),
+            ("130m", gpt2, if name == "transformer" { 124.0e6 } else { 130.0e6 }, 0.02),
+            ("340m", gpt2, 340.0e6, 0.02),
+        ] {
+            let count = ModelConfig::preset(name, size, vocabulary).unwrap().parameter_count() as f64;
+            assert!((count / expected - 1.0).abs() < within, "{name} {size}: {count}");
+        }
+    }
+}
+
+#[test]
+fn presets_say_what_they_do_not_know() {
+    let said = |name, size| ModelConfig::preset(name, size, 9).unwrap_err().to_string();
+    assert_eq!(said("falcon-1a.4", "tiny"), "unknown preset \"falcon-1a.4\"; did you mean \"falcon-1a.1\"?");
+    assert!(said("transformer", "huge").contains("known are tiny, small, 130m, 340m"));
+}
