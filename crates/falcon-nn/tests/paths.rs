@@ -1,0 +1,94 @@
+//! Kernels and tensor operations are one model: logits and gradients agree. With the feature `wgpu` the tensor operations run on
+//! whatever device that finds.
+
+use std::collections::BTreeMap;
+
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor, TensorData, activation};
+use falcon_kernels::rule::{Align, Read};
+use falcon_nn::{MixerConfig, Model, ModelConfig, PRESETS, Path};
+
+#[cfg(not(feature = "wgpu"))]
+fn elsewhere() -> Device {
+    Device::flex()
+}
+
+#[cfg(feature = "wgpu")]
+fn elsewhere() -> Device {
+    Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)
+}
+
+fn config(name: &str, hidden: usize) -> ModelConfig {
+    let mut config = ModelConfig::preset(name, "tiny", 11).unwrap();
+    config.hidden_size = hidden;
+    config.num_hidden_layers = 2;
+    config.intermediate_size = config.intermediate_size.min(24);
+    config.mixer = MixerConfig::preset(name, hidden, 2).unwrap();
+    config
+}
+
+/// Logits, and the gradient of every parameter.
+fn outcome(config: &ModelConfig, path: Path, device: &Device) -> BTreeMap<String, Vec<f32>> {
+    let model = Model::new(config, path, 7, device).unwrap();
+    assert_eq!(model.path(), path);
+    let (batch, time) = (2, 37);
+    let ids: Vec<i32> = (0..batch * time).map(|i| ((i * i + 3 * i) % 11) as i32).collect();
+    let ids = Tensor::from_data(TensorData::new(ids, [batch, time]), device);
+    let logits = model.forward(ids);
+    let weights: Vec<f32> = (0..batch * time * 11).map(|i| (i as f32 * 0.7).sin()).collect();
+    let weights = Tensor::from_data(TensorData::new(weights, [batch, time, 11]), device);
+    let mut found = BTreeMap::from([("logits".to_string(), numbers(logits.clone()))]);
+    let grads = (activation::log_softmax(logits, 2) * weights).sum().backward();
+    let grads = GradientsParams::from_grads(grads, &model);
+    model.visit_parameters(|name, id, values| {
+        let grad = match values.shape.len() {
+            1 => numbers(grads.get::<1>(id).unwrap()),
+            2 => numbers(grads.get::<2>(id).unwrap()),
+            _ => numbers(grads.get::<3>(id).unwrap()),
+        };
+        found.insert(name.into(), grad);
+    });
+    found
+}
+
+fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_to_vec().unwrap()
+}
+
+fn assert_agree(what: &str, config: &ModelConfig) {
+    let expected = outcome(config, Path::Kernels, &Device::flex().autodiff());
+    let got = outcome(config, Path::Tensors, &elsewhere().autodiff());
+    assert_eq!(got.len(), expected.len());
+    for (name, expected) in expected {
+        let got = &got[&name];
+        let scale = expected.iter().map(|x| x * x).sum::<f32>().sqrt();
+        let error = got.iter().zip(&expected).map(|(a, b)| (a - b).powi(2)).sum::<f32>().sqrt();
+        assert!(error <= 1e-4 * scale, "{what}, {name}: {error} of {scale}");
+    }
+}
+
+#[test]
+fn both_paths_are_one_model() {
+    for name in PRESETS {
+        assert_agree(name, &config(name, 16));
+    }
+}
+
+/// The paper's timing figure: read before or after the write, same-step or shifted pairs, on any rule.
+#[test]
+fn timing_is_two_options() {
+    for name in ["falcon-1a.3", "falcon-3a.3", "falcon-1.3", "falcon-2.3", "falcon-3.3", "gated-deltanet"] {
+        let mut logits = Vec::new();
+        for align in [Align::Next, Align::Same] {
+            for read in [Read::After, Read::Before] {
+                let mut config = config(name, 16);
+                (config.mixer.align, config.mixer.read) = (align, read);
+                assert_agree(&format!("{name} {align:?} {read:?}"), &config);
+                logits.push(outcome(&config, Path::Kernels, &Device::flex().autodiff()).remove("logits"));
+            }
+        }
+        for (i, one) in logits.iter().enumerate() {
+            assert!(logits[..i].iter().all(|other| other != one), "{name}: two of four are the same model");
+        }
+    }
+}
