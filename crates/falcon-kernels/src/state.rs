@@ -71,7 +71,7 @@ impl<F: Real> State<F> {
     /// Refuses a state that was made for other sizes, or whose arrays were replaced by shorter ones.
     pub fn check(&self, rule: &Rule, sizes: &Sizes) -> Result<(), Error> {
         let shape = &self.shape;
-        let lengths = Self::lengths(shape);
+        let lengths = self.shapes().map(|shape| shape.iter().product());
         for (what, got, expected) in [
             ("sequences", shape.sequences, sizes.sequences),
             ("heads", shape.heads, sizes.heads),
@@ -102,13 +102,14 @@ impl<F: Real> State<F> {
         Ok(())
     }
 
-    fn lengths(shape: &Shape) -> [usize; 4] {
-        let &Shape { sequences, heads, key_heads, dim_k, dim_v, columns, tail } = shape;
+    /// Shapes of memory, last key, tail keys and tail values.
+    pub fn shapes(&self) -> [Vec<usize>; 4] {
+        let Shape { sequences, heads, key_heads, dim_k, dim_v, columns, tail } = self.shape;
         [
-            sequences * heads * dim_k * columns,
-            sequences * key_heads * dim_k,
-            sequences * tail * key_heads * dim_k,
-            sequences * tail * heads * dim_v,
+            vec![sequences, heads, dim_k, columns],
+            vec![sequences, key_heads, dim_k],
+            vec![sequences, tail, key_heads, dim_k],
+            vec![sequences, tail, heads, dim_v],
         ]
     }
 

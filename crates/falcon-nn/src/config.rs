@@ -307,7 +307,11 @@ impl MixerConfig {
         if let Some(theta) = self.rope_theta
             && !(theta.is_finite() && theta > 1.0)
         {
-            return Err(ConfigError::Number { name: "rope_theta", range: "above 1".into(), got: theta.to_string() });
+            return Err(ConfigError::Number {
+                name: "rope_theta",
+                range: "above 1".into(),
+                got: theta.to_string(),
+            });
         }
         if self.rope_theta.is_some() && !self.head_dim.is_multiple_of(2) {
             return Err(ConfigError::Number {
@@ -320,8 +324,8 @@ impl MixerConfig {
             return Ok(());
         }
         self.rule()?;
-        let known_energy = self.qk_norm != QkNorm::None
-            && matches!(self.feature_map, FeatureMap::Identity | FeatureMap::Relu);
+        let known_energy =
+            self.qk_norm != QkNorm::None && matches!(self.feature_map, FeatureMap::Identity | FeatureMap::Relu);
         if self.gain == GainGate::Eta && !known_energy {
             return Err(ConfigError::Together {
                 first: "gain \"eta\"".into(),

@@ -9,7 +9,8 @@ use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, TensorView};
 use thiserror::Error;
 
 use crate::config::{ConfigError, ModelConfig, nearest};
-use crate::model::Model;
+use crate::mixer::Arrays;
+use crate::model::{Model, ModelState};
 use crate::ops::Path;
 
 /// What can be wrong with a file.
@@ -73,6 +74,24 @@ pub enum FileError {
         /// The shape it should have.
         expected: Vec<usize>,
     },
+    /// A saved state that is not one of this model.
+    #[error("the state of another model: {name:?} has shape {got:?}, this model's has {expected:?}")]
+    State {
+        /// The array.
+        name: String,
+        /// Its shape; empty if it is not there.
+        got: Vec<usize>,
+        /// The shape it should have.
+        expected: Vec<usize>,
+    },
+    /// A saved state whose windows cannot be.
+    #[error("not a state: {name:?}: {error}")]
+    Counts {
+        /// The array.
+        name: String,
+        /// What is wrong with it.
+        error: falcon_kernels::Error,
+    },
     /// A tensor has another type.
     #[error("{path}: tensor {name:?} is {got:?}, only F32 can be read")]
     Type {
@@ -107,9 +126,10 @@ impl Model {
     pub fn load(folder: &FilePath, device: &Device) -> Result<Self, FileError> {
         let path = folder.join(CONFIG_FILE);
         let json = std::fs::read_to_string(&path).map_err(|error| FileError::Io { path: path.clone(), error })?;
-        let config = ModelConfig::from_json(&json).map_err(|error| FileError::Config { path: path.clone(), error })?;
-        let model = Self::new(&config, Path::of(device), 0, device)
-            .map_err(|error| FileError::Config { path, error })?;
+        let config =
+            ModelConfig::from_json(&json).map_err(|error| FileError::Config { path: path.clone(), error })?;
+        let model =
+            Self::new(&config, Path::of(device), 0, device).map_err(|error| FileError::Config { path, error })?;
         let path = folder.join(WEIGHTS_FILE);
         let bytes = std::fs::read(&path).map_err(|error| FileError::Io { path: path.clone(), error })?;
         model.with_weights(&bytes, &path)
@@ -118,8 +138,8 @@ impl Model {
     /// This model with the weights of a safetensors file. `path` is for messages.
     pub fn with_weights(self, bytes: &[u8], path: &FilePath) -> Result<Self, FileError> {
         let path = path.to_path_buf();
-        let file = SafeTensors::deserialize(bytes)
-            .map_err(|error| FileError::Damaged { path: path.clone(), error })?;
+        let file =
+            SafeTensors::deserialize(bytes).map_err(|error| FileError::Damaged { path: path.clone(), error })?;
         let parameters = self.parameters();
         let expected: Vec<&str> = parameters.iter().map(|parameter| parameter.name.as_str()).collect();
         for parameter in &parameters {
@@ -140,12 +160,62 @@ impl Model {
         if let Some(name) = file.names().into_iter().find(|name| !expected.contains(name)) {
             return Err(FileError::Unexpected { path, name: name.into(), hint: nearest(name, expected) });
         }
-        Ok(self.with_parameters(|name, _| {
-            let tensor = file.tensor(name).expect("checked above");
-            let (numbers, _) = tensor.data().as_chunks::<4>();
-            numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
-        }))
+        Ok(self.with_parameters(|name, _| floats(file.tensor(name).expect("checked above").data())))
     }
+}
+
+/// The positions in a saved state, a number for each sequence.
+const POSITIONS: &str = "positions";
+
+impl Model {
+    /// Writes a state to a file, to be gone on from another day.
+    pub fn save_state(&self, state: &ModelState, path: &FilePath) -> Result<(), FileError> {
+        let mut arrays = BTreeMap::new();
+        for (index, (layer, state)) in self.layers().iter().zip(&state.layers).enumerate() {
+            for (name, array) in layer.mixer().owner().arrays(state) {
+                arrays.insert(format!("layers.{index}.{name}"), array);
+            }
+        }
+        // In two halves, so that every position is exact.
+        let halves = state.positions().iter().flat_map(|t| [(t >> 24) as f32, (t & 0xff_ffff) as f32]).collect();
+        arrays.insert(POSITIONS.into(), (vec![state.positions().len(), 2], halves));
+        write(path, &serialise(&arrays))
+    }
+
+    /// Reads what [`Model::save_state`] wrote, on either path. A state of another model is refused.
+    pub fn load_state(&self, path: &FilePath) -> Result<ModelState, FileError> {
+        let bytes = std::fs::read(path).map_err(|error| FileError::Io { path: path.into(), error })?;
+        let file =
+            SafeTensors::deserialize(&bytes).map_err(|error| FileError::Damaged { path: path.into(), error })?;
+        let mut arrays = BTreeMap::new();
+        for (name, tensor) in file.tensors() {
+            if tensor.dtype() != Dtype::F32 {
+                return Err(FileError::Type { path: path.into(), name, got: tensor.dtype() });
+            }
+            arrays.insert(name, (tensor.shape().to_vec(), floats(tensor.data())));
+        }
+        let (shape, halves) = arrays.remove(POSITIONS).unwrap_or_default();
+        if shape.len() != 2 || shape[0] == 0 || shape[1] != 2 {
+            return Err(FileError::State { name: POSITIONS.into(), got: shape, expected: vec![1, 2] });
+        }
+        let (halves, _) = halves.as_chunks::<2>();
+        let positions: Vec<usize> =
+            halves.iter().map(|[high, low]| ((*high as usize) << 24) + *low as usize).collect();
+        let layers = self.layers().iter().enumerate().map(|(index, layer)| {
+            let arrays = Arrays { of: &mut arrays, prefix: format!("layers.{index}.") };
+            layer.mixer().owner().restore(positions.clone(), arrays)
+        });
+        let layers = layers.collect::<Result<_, _>>()?;
+        match arrays.into_iter().next() {
+            Some((name, (got, _))) => Err(FileError::State { name, got, expected: Vec::new() }),
+            None => Ok(ModelState { layers }),
+        }
+    }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    let (numbers, _) = bytes.as_chunks::<4>();
+    numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 
 fn serialise(arrays: &BTreeMap<String, (Vec<usize>, Vec<f32>)>) -> Vec<u8> {

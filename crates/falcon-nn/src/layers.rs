@@ -73,30 +73,30 @@ impl ShortConv {
     /// `[tokens, channels]`. `past` holds the tokens before, `[sequences, taps − 1, channels]`, and is moved on.
     pub(crate) fn forward(&self, x: Tensor<2>, sequences: &Sequences, past: &mut Option<Tensor<3>>) -> Tensor<2> {
         let [channels, _, taps] = self.weight.dims();
-        let before = past.take().unwrap_or_else(|| {
-            Tensor::zeros([sequences.count(), taps - 1, channels], &x.device())
-        });
+        let fresh = || Tensor::zeros([sequences.count(), (taps - 1).max(1), channels], &x.device());
+        let before = past.take().unwrap_or_else(fresh);
         let (y, after) = match sequences.time() {
             Some(time) => self.batch(x.reshape([sequences.count(), time, channels]), before),
             None => {
                 // Of unequal length: one after the other.
                 let parts = sequences.offsets().windows(2).enumerate().map(|(index, w)| {
-                    let x = x.clone().slice([w[0]..w[1]]).unsqueeze();
-                    self.batch(x, before.clone().slice([index..index + 1]))
+                    let x = x.clone().slice_dim(0, w[0]..w[1]).unsqueeze();
+                    self.batch(x, before.clone().slice_dim(0, index..index + 1))
                 });
                 let (y, after): (Vec<_>, Vec<_>) = parts.unzip();
-                (Tensor::cat(y, 0), Tensor::cat(after, 0))
+                let after: Option<Vec<_>> = after.into_iter().collect();
+                (Tensor::cat(y, 0), after.map(|after| Tensor::cat(after, 0)))
             }
         };
-        *past = Some(after);
+        *past = after.map(Tensor::detach);
         match self.activation {
             Activation::None => y,
             Activation::Silu => activation::silu(y),
         }
     }
 
-    /// `[batch, time, channels]` to `[batch · time, channels]`, and what comes before the next token.
-    fn batch(&self, x: Tensor<3>, before: Tensor<3>) -> (Tensor<2>, Tensor<3>) {
+    /// `[batch, time, channels]` to `[batch · time, channels]`, and what comes before the next token, if more than one tap asks.
+    fn batch(&self, x: Tensor<3>, before: Tensor<3>) -> (Tensor<2>, Option<Tensor<3>>) {
         let [batch, time, channels] = x.dims();
         let [_, _, taps] = self.weight.dims();
         let x = if taps > 1 { Tensor::cat(vec![before, x], 1) } else { x };
@@ -106,7 +106,7 @@ impl ShortConv {
             let weight = weight.clone().slice([0..channels, tap..tap + 1]).reshape([1, 1, channels]);
             y = y + x.clone().slice([0..batch, tap..tap + time]) * weight;
         }
-        let after = x.slice([0..batch, time..time + taps - 1]);
+        let after = (taps > 1).then(|| x.slice([0..batch, time..time + taps - 1]));
         (y.reshape([batch * time, channels]), after)
     }
 }

@@ -1,4 +1,49 @@
 //! Fast-weight attention layers and models on Burn.
+//!
+//! # A layer
+//!
+//! A [`Mixer`] takes the place of attention in a model of your own: `[batch, time, hidden]` in and out.
+//!
+//! ```
+//! use burn::tensor::{Device, Distribution, Tensor};
+//! use falcon_nn::MixerConfig;
+//!
+//! let device = Device::flex(); // `.autodiff()` to train
+//! let layer = MixerConfig::preset("falcon-1a.3", 64, 4)?.init(64, &device)?;
+//! let x = Tensor::<3>::random([2, 50, 64], Distribution::Default, &device);
+//! let y = layer.forward(x.clone());
+//!
+//! // The same in pieces, down to single tokens; the state does not grow.
+//! let mut state = layer.state(2);
+//! let first = layer.resume(x.clone().slice([0..2, 0..30]), &mut state);
+//! let rest = layer.resume(x.slice([0..2, 30..50]), &mut state);
+//! # let difference: f32 = (y - Tensor::cat(vec![first, rest], 1)).abs().max().into_scalar();
+//! # assert!(difference < 1e-4);
+//! # Ok::<(), falcon_nn::ConfigError>(())
+//! ```
+//!
+//! # A model
+//!
+//! [`ModelConfig::preset`] knows the models of the paper and those they are compared with ([`PRESETS`]), in four sizes ([`SIZES`]).
+//! Every option of a preset is a field of its configuration; [`Model::save`] and [`Model::load`] keep it as `config.json` beside
+//! `model.safetensors`.
+//!
+//! ```
+//! use burn::tensor::{Device, Int, Tensor};
+//! use falcon_nn::ModelConfig;
+//!
+//! let model = ModelConfig::preset("falcon-3a.3", "tiny", 256)?.init(0, &Device::flex())?;
+//! let logits = model.forward(Tensor::<2, Int>::zeros([1, 10], &model.device()));
+//! assert_eq!(logits.dims(), [1, 10, 256]);
+//! # Ok::<(), falcon_nn::ConfigError>(())
+//! ```
+//!
+//! # Two paths
+//!
+//! On Burn's CPU backend the rules run in `falcon-kernels`, as differentiable operations; on every other device they run in tensor
+//! operations, chunk by chunk, with Burn's own gradients. [`Model::path`] says which, and tests compare the two.
+//!
+//! What the paper leaves open, and what is done here, is in `docs/choices.md`.
 
 mod config;
 mod files;
@@ -14,7 +59,8 @@ mod rotary;
 mod sequences;
 
 pub use config::{
-    Activation, ConfigError, DecayGate, FeatureMap, GainGate, MixerConfig, ModelConfig, OutputGate, OutputNorm, QkNorm,
+    Activation, ConfigError, DecayGate, FeatureMap, GainGate, MixerConfig, ModelConfig, OutputGate, OutputNorm,
+    QkNorm,
 };
 pub use files::{CONFIG_FILE, FileError, WEIGHTS_FILE};
 pub use init::Init;

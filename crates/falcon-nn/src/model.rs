@@ -52,6 +52,11 @@ impl ModelState {
     pub fn positions(&self) -> &[usize] {
         &self.layers[0].positions
     }
+
+    /// Numbers held, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.layers.iter().map(MixerState::bytes).sum()
+    }
 }
 
 impl ModelConfig {
@@ -70,6 +75,11 @@ impl Block {
             mlp_norm: (inner > 0).then(|| RmsNorm::new(hidden, eps, init)),
             mlp: (inner > 0).then(|| SwiGlu::new(hidden, inner, init)),
         })
+    }
+
+    /// Its token mixer.
+    pub fn mixer(&self) -> &Mixer {
+        &self.attn
     }
 
     fn forward(
@@ -107,6 +117,11 @@ impl Model {
             config: config.clone(),
             path,
         })
+    }
+
+    /// Its blocks, first to last.
+    pub fn layers(&self) -> &[Block] {
+        &self.layers
     }
 
     /// What it was made from.

@@ -139,7 +139,8 @@ impl ModelConfig {
         };
         let gate = if m.output_gate == OutputGate::None { 0 } else { values * d };
         let skip = if m.value_skip { m.num_heads } else { 0 };
-        let mixer = (2 * keys + 2 * values) * d + (2 * keys + values) * m.conv_size + gains + decays + norm + gate + skip;
+        let mixer =
+            (2 * keys + 2 * values) * d + (2 * keys + values) * m.conv_size + gains + decays + norm + gate + skip;
         let mlp = if self.intermediate_size > 0 { d + 3 * d * self.intermediate_size } else { 0 };
         let outputs = if self.tie_word_embeddings { 1 } else { 2 };
         outputs * self.vocab_size * d + self.num_hidden_layers * (d + mixer + mlp) + d

@@ -4,8 +4,8 @@ use falcon_kernels::Rule;
 use falcon_kernels::rule::{Align, Read};
 
 use crate::config::{
-    Activation, ConfigError, DecayGate, FeatureMap, GainGate, MixerConfig, ModelConfig, OutputGate, OutputNorm, QkNorm,
-    SOFTMAX, nearest,
+    Activation, ConfigError, DecayGate, FeatureMap, GainGate, MixerConfig, ModelConfig, OutputGate, OutputNorm,
+    QkNorm, SOFTMAX, nearest,
 };
 
 /// Names of all presets.
@@ -48,8 +48,12 @@ fn size(name: &str) -> Result<Size, ConfigError> {
     Ok(match name {
         "tiny" => Size { hidden: 128, layers: 4, heads: 4, intermediate: 352, wider: 352, gated: 320, alone: 7 },
         "small" => Size { hidden: 320, layers: 8, heads: 5, intermediate: 768, wider: 768, gated: 672, alone: 12 },
-        "130m" => Size { hidden: 768, layers: 12, heads: 12, intermediate: 2048, wider: 2304, gated: 2048, alone: 24 },
-        "340m" => Size { hidden: 1024, layers: 24, heads: 16, intermediate: 2560, wider: 2560, gated: 2240, alone: 44 },
+        "130m" => {
+            Size { hidden: 768, layers: 12, heads: 12, intermediate: 2048, wider: 2304, gated: 2048, alone: 24 }
+        }
+        "340m" => {
+            Size { hidden: 1024, layers: 24, heads: 16, intermediate: 2560, wider: 2560, gated: 2240, alone: 44 }
+        }
         _ => {
             let known = nearest(name, SIZES);
             return Err(ConfigError::Unknown { what: "size", got: name.into(), known });

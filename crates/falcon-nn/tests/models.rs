@@ -5,7 +5,9 @@ use std::path::Path as FilePath;
 use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
-use falcon_nn::{Model, ModelConfig, PRESETS, Sequences};
+use falcon_nn::{
+    DecayGate, FeatureMap, GainGate, MixerConfig, Model, ModelConfig, OutputNorm, PRESETS, Path, Sequences,
+};
 
 const VOCABULARY: usize = 13;
 
@@ -16,7 +18,7 @@ fn config(name: &str) -> ModelConfig {
     config.num_hidden_layers = 2;
     config.intermediate_size = config.intermediate_size.min(24);
     config.mup_base_width = 16;
-    config.mixer = falcon_nn::MixerConfig::preset(name, 16, 2).unwrap();
+    config.mixer = MixerConfig::preset(name, 16, 2).unwrap();
     config
 }
 
@@ -137,7 +139,10 @@ fn damaged_checkpoints_are_refused() {
     let json = std::fs::read_to_string(&config_file).unwrap();
     std::fs::write(&config_file, json.replace("\"vocab_size\": 13", "\"vocab_size\": 14")).unwrap();
     let message = load();
-    assert!(message.contains("\"model.embeddings.weight\" has shape [13, 16], its configuration says [14, 16]"), "{message}");
+    assert!(
+        message.contains("\"model.embeddings.weight\" has shape [13, 16], its configuration says [14, 16]"),
+        "{message}"
+    );
     std::fs::write(&config_file, json.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1")).unwrap();
     assert!(load().contains("\"model.layers.1."), "{}", load());
     std::fs::write(&config_file, json.replace("\"conv_size\"", "\"conv_sise\"")).unwrap();
@@ -250,4 +255,107 @@ fn presets_say_what_they_do_not_know() {
     let said = |name, size| ModelConfig::preset(name, size, 9).unwrap_err().to_string();
     assert_eq!(said("falcon-1a.4", "tiny"), "unknown preset \"falcon-1a.4\"; did you mean \"falcon-1a.1\"?");
     assert!(said("transformer", "huge").contains("known are tiny, small, 130m, 340m"));
+}
+
+#[test]
+fn saved_states_go_on() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("state.safetensors");
+    for name in PRESETS {
+        let model = config(name).init(6, &device).unwrap();
+        let ids = tensor(&tokens(2 * 12, 3), &device).reshape([2, 12]);
+        let mut state = model.state(2);
+        model.save_state(&state, &file).unwrap();
+        assert_eq!(model.load_state(&file).unwrap().positions(), [0, 0], "{name}: a fresh state");
+        model.resume(ids.clone().slice([0..2, 0..7]), &mut state);
+        model.save_state(&state, &file).unwrap();
+        let rest = ids.slice([0..2, 7..12]);
+        let expected = numbers(model.resume(rest.clone(), &mut state));
+        // Also by the other path: a state is the same numbers.
+        for path in [Path::Kernels, Path::Tensors] {
+            let model = Model::new(&config(name), path, 6, &device).unwrap();
+            let mut loaded = model.load_state(&file).unwrap();
+            assert_eq!(loaded.positions(), [7, 7]);
+            assert_near(
+                &format!("{name} by {path:?}"),
+                &numbers(model.resume(rest.clone(), &mut loaded)),
+                &expected,
+            );
+            assert_eq!(loaded.bytes(), state.bytes(), "{name}");
+        }
+        let mut other = config(name);
+        other.num_hidden_layers = 1;
+        let refused = other.init(6, &device).unwrap().load_state(&file).map(|_| ()).unwrap_err().to_string();
+        assert!(refused.contains("the state of another model: \"layers.1."), "{name}: {refused}");
+    }
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+    let model = config("gated-deltanet").init(6, &device).unwrap();
+    assert!(model.load_state(&file).map(|_| ()).unwrap_err().to_string().contains("state.safetensors"));
+}
+
+/// The state of a stream is of fixed size, but for softmax attention's.
+#[test]
+fn states_do_not_grow() {
+    let device = Device::flex();
+    for name in PRESETS {
+        let model = config(name).init(6, &device).unwrap();
+        let mut state = model.state(1);
+        let mut sizes = Vec::new();
+        for t in 0..20 {
+            model.step(tensor(&tokens(1, t), &device), &mut state);
+            sizes.push(state.bytes());
+        }
+        assert_eq!(sizes[5] == sizes[19], name != "transformer", "{name}: {sizes:?}");
+    }
+}
+
+#[test]
+fn configurations_are_checked() {
+    let good = config("falcon-1a.3");
+    assert_eq!(ModelConfig::from_json(&good.to_json()).unwrap(), good);
+    let said = |change: fn(&mut ModelConfig)| {
+        let mut config = config("falcon-1a.3");
+        change(&mut config);
+        ModelConfig::from_json(&config.to_json()).unwrap_err().to_string()
+    };
+    assert_eq!(said(|c| c.hidden_size = 0), "hidden_size must be at least 1, got 0");
+    assert!(said(|c| c.mixer.mixer = "falcon-1b".into()).contains("did you mean \"falcon-1\"?"));
+    assert!(said(|c| c.mixer.num_key_heads = 3).contains("a divisor of num_heads = 2, got 3"));
+    assert!(said(|c| c.mixer.window = 0).contains("at least 1 pair"));
+    assert!(
+        said(|c| c.mixer.feature_map = FeatureMap::SquaredRelu)
+            .starts_with("gain \"eta\" needs keys of known energy")
+    );
+    assert!(said(|c| c.mixer.rope_theta = Some(0.5)).contains("rope_theta must be above 1, got 0.5"));
+    assert!(said(|c| c.mixer.lambda_scale = -1.0).contains("lambda_scale must be 0 or more, got -1"));
+}
+
+/// Grouped queries, every feature map, normalised values: options beyond the presets stream and learn, too.
+#[test]
+fn options_combine() {
+    let device = Device::flex();
+    let change: [fn(&mut MixerConfig); 6] = [
+        |c| (c.num_heads, c.num_key_heads) = (4, 2),
+        |c| (c.gain, c.feature_map) = (GainGate::Beta, FeatureMap::SquaredRelu),
+        |c| (c.gain, c.feature_map) = (GainGate::Beta, FeatureMap::EluPlusOne),
+        |c| (c.feature_map, c.value_norm) = (FeatureMap::Relu, true),
+        |c| (c.conv_size, c.rope_theta) = (1, Some(100.0)),
+        |c| (c.decay, c.output_norm) = (DecayGate::Selective, OutputNorm::None),
+    ];
+    for (index, change) in change.iter().enumerate() {
+        for name in ["falcon-1.3", "falcon-2a.3", "transformer"] {
+            let mut config = config(name);
+            change(&mut config.mixer);
+            let model = config.init(8, &device).unwrap();
+            let ids = tensor(&tokens(10, 3), &device).unsqueeze::<2>();
+            let whole = numbers(model.forward(ids.clone()));
+            let mut state = model.state(1);
+            let first = model.resume(ids.clone().slice([0..1, 0..4]), &mut state);
+            let rest = (4..10).map(|t| model.resume(ids.clone().slice([0..1, t..t + 1]), &mut state));
+            let pieces = std::iter::once(first).chain(rest).collect();
+            assert_near(&format!("{name}, change {index}"), &numbers(Tensor::cat(pieces, 1)), &whole);
+        }
+    }
 }

@@ -86,9 +86,16 @@ fn updates_do_not_depend_on_the_width() {
         // The hidden state is normalised, so that its change cannot grow without end.
         for (what, index, expected) in [("hidden", 1, 1.6), ("logits", 2, 5.0)] {
             let growth = |found: &[[f64; 3]]| found[WIDTHS.len() - 1][index] / found[0][index];
-            println!("{name} {what}: {:.4?} scaled, {:.4?} not", scaled.map(|x| x[index]), plain.map(|x| x[index]));
+            println!(
+                "{name} {what}: {:.4?} scaled, {:.4?} not",
+                scaled.map(|x| x[index]),
+                plain.map(|x| x[index])
+            );
             let (with, without) = (growth(&scaled), growth(&plain));
-            assert!((0.4..1.6).contains(&with), "{name}: the change of {what} grows {with} times from narrow to wide");
+            assert!(
+                (0.4..1.6).contains(&with),
+                "{name}: the change of {what} grows {with} times from narrow to wide"
+            );
             assert!(without > expected, "{name}: without scaling it should grow, and does {without} times");
         }
         // At the start logits fade as the root of the width.

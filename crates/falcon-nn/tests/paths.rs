@@ -32,7 +32,7 @@ fn outcome(config: &ModelConfig, path: Path, device: &Device) -> BTreeMap<String
     let model = Model::new(config, path, 7, device).unwrap();
     assert_eq!(model.path(), path);
     let (batch, time) = (2, 37);
-    let ids: Vec<i32> = (0..batch * time).map(|i| ((i * i + 3 * i) % 11) as i32).collect();
+    let ids: Vec<i32> = (0..batch * time).map(|i| (i * i + 3 * i) % 11).collect();
     let ids = Tensor::from_data(TensorData::new(ids, [batch, time]), device);
     let logits = model.forward(ids);
     let weights: Vec<f32> = (0..batch * time * 11).map(|i| (i as f32 * 0.7).sin()).collect();

@@ -19,32 +19,47 @@ impl Cache {
         &self.parts
     }
 
+    /// The past takes no gradient.
+    fn detach(&mut self) {
+        let parts = std::mem::take(&mut self.parts).into_iter();
+        self.parts = parts.map(|(k, v)| (k.detach(), v.detach())).collect();
+    }
+
     /// One entry for each sequence.
     fn separate(&mut self, sequences: usize) {
         if self.parts.len() == 1 && sequences > 1 {
             let (k, v) = self.parts.remove(0);
-            self.parts = (0..sequences).map(|i| [&k, &v].map(|x| x.clone().slice([i..i + 1])).into()).collect();
+            self.parts =
+                (0..sequences).map(|i| [&k, &v].map(|x| x.clone().slice_dim(0, i..i + 1)).into()).collect();
         }
     }
 }
 
 /// `softmax(q Kᵀ) V` over what came before, `[tokens, heads, dim]` each; queries are scaled already.
-pub(crate) fn attend(q: Tensor<3>, k: Tensor<3>, v: Tensor<3>, sequences: &Sequences, cache: &mut Cache) -> Tensor<3> {
+pub(crate) fn attend(
+    q: Tensor<3>,
+    k: Tensor<3>,
+    v: Tensor<3>,
+    sequences: &Sequences,
+    cache: &mut Cache,
+) -> Tensor<3> {
     let count = sequences.count();
     let together = cache.parts.len() <= 1;
     if let (Some(time), true) = (sequences.time(), together) {
         let (out, part) = batch(q, k, v, [count, time], cache.parts.pop());
         cache.parts.push(part);
+        cache.detach();
         return out;
     }
     cache.separate(count);
     let mut past = std::mem::take(&mut cache.parts).into_iter();
     let parts = sequences.offsets().windows(2).map(|w| {
-        let [q, k, v] = [&q, &k, &v].map(|x| x.clone().slice([w[0]..w[1]]));
+        let [q, k, v] = [&q, &k, &v].map(|x| x.clone().slice_dim(0, w[0]..w[1]));
         batch(q, k, v, [1, w[1] - w[0]], past.next())
     });
     let (out, parts): (Vec<_>, Vec<_>) = parts.unzip();
     cache.parts = parts;
+    cache.detach();
     Tensor::cat(out, 0)
 }
 

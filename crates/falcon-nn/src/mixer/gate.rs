@@ -64,8 +64,7 @@ impl Gate {
             })),
             DecayGate::None | DecayGate::Fixed => None,
         };
-        let a_log =
-            (config.decay == DecayGate::Selective).then(|| init.uniform(heads, |u| (1.0 + 15.0 * u).ln()));
+        let a_log = (config.decay == DecayGate::Selective).then(|| init.uniform(heads, |u| (1.0 + 15.0 * u).ln()));
         Self { b_proj, a_proj, a_bias, a_log, config: config.clone(), each_column }
     }
 
@@ -104,7 +103,9 @@ impl Gate {
         let gain = gain.map(|gain| gain.reshape([tokens, heads, columns]));
         let decay = decay.map(|decay| decay.reshape([tokens, heads, 1]));
         let gain = match (self.config.gain, self.config.decay, &decay) {
-            (GainGate::Eta, DecayGate::Lambda, Some(ridge)) => gain.map(|gain| gain / ridge.clone().add_scalar(1.0)),
+            (GainGate::Eta, DecayGate::Lambda, Some(ridge)) => {
+                gain.map(|gain| gain / ridge.clone().add_scalar(1.0))
+            }
             _ => gain,
         };
         // A gate, unlike a ridge, is given for each column.

@@ -17,8 +17,8 @@ use self::feature::Feature;
 use self::gate::{Gate, Gates};
 use self::output::Output;
 use self::project::Project;
-pub(crate) use self::state::Memory;
 pub use self::state::MixerState;
+pub(crate) use self::state::{Arrays, Memory, Owner};
 use crate::config::{ConfigError, MixerConfig};
 use crate::init::Init;
 use crate::ops::Path;
@@ -88,7 +88,11 @@ impl Mixer {
 
     /// The state before the first token of `sequences` sequences.
     pub fn state(&self, sequences: usize) -> MixerState {
-        MixerState::fresh(&self.config, self.rule.as_ref(), self.path, sequences, &self.output.device())
+        self.owner().fresh(sequences)
+    }
+
+    pub(crate) fn owner(&self) -> Owner<'_> {
+        Owner { config: &self.config, rule: self.rule.as_ref(), path: self.path, device: self.output.device() }
     }
 
     /// Rotary positions, if the mixer has them.

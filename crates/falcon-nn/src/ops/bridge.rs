@@ -114,8 +114,7 @@ fn with_slices<T>(inputs: Args<Flex>, f: impl FnOnce(&[Slice<'_>]) -> T) -> T {
     // Free where they are contiguous already.
     let inputs: Vec<_> = inputs.into_vec().into_iter().map(|x| x.to_contiguous()).collect();
     let shapes: Vec<Vec<usize>> = inputs.iter().map(|x| x.shape().to_vec()).collect();
-    let slices: Vec<_> =
-        inputs.iter().zip(&shapes).map(|(x, shape)| Slice { data: floats(x), shape }).collect();
+    let slices: Vec<_> = inputs.iter().zip(&shapes).map(|(x, shape)| Slice { data: floats(x), shape }).collect();
     f(&slices)
 }
 

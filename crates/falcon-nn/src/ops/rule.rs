@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, OnceLock};
 
-use burn::tensor::Tensor;
-use falcon_kernels::{Decoder, Error, Form, Inputs, Rule, Sizes, State, Tape, View, forward, record};
+use burn::tensor::{Device, Tensor};
+use falcon_kernels::{Decoder, Error, Form, Inputs, Rule, State, Tape, View, forward, record};
 
 use super::Path;
 use super::bridge::{Array, Slice, SliceOp, run};
@@ -14,9 +14,9 @@ use crate::sequences::Sequences;
 #[derive(Clone, Debug)]
 pub(crate) enum RuleState {
     /// For [`Path::Kernels`].
-    Kernels(Decoder<f32>),
+    Kernels(Box<Decoder<f32>>),
     /// For [`Path::Tensors`].
-    Tensors(TensorState),
+    Tensors(Box<TensorState>),
 }
 
 /// Steps of a chunk where the rule runs in tensor operations.
@@ -32,25 +32,41 @@ pub(crate) fn rule(
 ) -> (Tensor<3>, RuleState) {
     match state {
         RuleState::Kernels(decoder) => {
-            let (out, decoder) = by_kernels(rule, inputs, sequences, decoder);
-            (out, RuleState::Kernels(decoder))
+            let (out, decoder) = by_kernels(rule, inputs, sequences, *decoder);
+            (out, RuleState::Kernels(Box::new(decoder)))
         }
         RuleState::Tensors(state) => {
-            let (out, state) = scan(rule, inputs, sequences.offsets(), state, TENSOR_CHUNK);
-            (out, RuleState::Tensors(state))
+            let (out, state) = scan(rule, inputs, sequences.offsets(), *state, TENSOR_CHUNK);
+            (out, RuleState::Tensors(Box::new(state.detach())))
         }
     }
 }
 
 impl RuleState {
-    /// The state before any token.
-    pub fn fresh(path: Path, rule: &Rule, sizes: &Sizes, device: &burn::tensor::Device) -> Self {
+    /// From numbers, such as [`State::fresh`].
+    pub fn new(path: Path, rule: &Rule, state: State<f32>, device: &Device) -> Self {
         match path {
             Path::Kernels => {
-                let decoder = Decoder::new(rule, State::fresh(rule, sizes));
-                Self::Kernels(decoder.expect("the configuration has checked the rule"))
+                let decoder = Decoder::new(rule, state);
+                Self::Kernels(Box::new(decoder.expect("the configuration has checked the rule")))
             }
-            Path::Tensors => Self::Tensors(TensorState::fresh(rule, sizes, device)),
+            Path::Tensors => Self::Tensors(Box::new(TensorState::from_state(&state, device))),
+        }
+    }
+
+    /// As numbers.
+    pub fn to_state(&self, rule: &Rule) -> State<f32> {
+        match self {
+            Self::Kernels(decoder) => decoder.state().clone(),
+            Self::Tensors(state) => state.to_state(rule),
+        }
+    }
+
+    /// How many numbers it holds.
+    pub fn numbers(&self) -> usize {
+        match self {
+            Self::Kernels(decoder) => decoder.state().bytes() / size_of::<f32>(),
+            Self::Tensors(state) => state.numbers(),
         }
     }
 }

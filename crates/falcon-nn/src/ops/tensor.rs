@@ -22,8 +22,8 @@ mod tests;
 
 use std::ops::Range;
 
-use burn::tensor::{Device, Tensor};
-use falcon_kernels::{Rule, Sizes};
+use burn::tensor::{Device, Tensor, TensorData};
+use falcon_kernels::{Rule, Sizes, State};
 
 /// One call of a rule, `[tokens, heads, dim]`, sequences one after the other.
 #[derive(Clone, Debug)]
@@ -71,19 +71,51 @@ pub(crate) struct TensorState {
 }
 
 impl TensorState {
-    /// The state before any token.
-    pub fn fresh(rule: &Rule, sizes: &Sizes, device: &Device) -> Self {
-        let &Sizes { sequences, heads, key_heads, dim_k, dim_v, .. } = sizes;
-        let tail = rule.tail_capacity();
-        let tail_of = |heads, dim| (tail > 0).then(|| Tensor::zeros([sequences, tail, heads, dim], device));
+    /// From numbers.
+    pub fn from_state(state: &State<f32>, device: &Device) -> Self {
+        let [memory, last_key, tail_x, tail_v] = state.shapes();
+        let tail = |data: &[f32], shape: Vec<usize>| (!data.is_empty()).then(|| tensor(data, shape, device));
         Self {
-            memory: Tensor::zeros([sequences, heads, dim_k, rule.state_columns(dim_v)], device),
-            last_key: Tensor::zeros([sequences, key_heads, dim_k], device),
-            tail_x: tail_of(key_heads, dim_k),
-            tail_v: tail_of(heads, dim_v),
-            tail_len: vec![0; sequences],
-            started: vec![false; sequences],
+            memory: tensor(&state.memory, memory, device),
+            last_key: tensor(&state.last_key, last_key, device),
+            tail_x: tail(&state.tail_x, tail_x),
+            tail_v: tail(&state.tail_v, tail_v),
+            tail_len: state.tail_len.clone(),
+            started: state.started.clone(),
         }
+    }
+
+    /// As numbers.
+    pub fn to_state(&self, rule: &Rule) -> State<f32> {
+        let [sequences, heads, dim_k, columns] = self.memory.dims();
+        let [_, key_heads, _] = self.last_key.dims();
+        let dim_v = columns - usize::from(rule.normaliser.is_some());
+        let mut state = State::fresh(rule, &Sizes { tokens: 0, sequences, heads, key_heads, dim_k, dim_v });
+        let tail = |tail: &Option<Tensor<4>>| tail.as_ref().map_or_else(Vec::new, numbers);
+        (state.memory, state.last_key) = (numbers(&self.memory), numbers(&self.last_key));
+        (state.tail_x, state.tail_v) = (tail(&self.tail_x), tail(&self.tail_v));
+        state.tail_len.clone_from(&self.tail_len);
+        state.started.clone_from(&self.started);
+        state
+    }
+
+    /// The same numbers without a past to send gradients to.
+    pub fn detach(self) -> Self {
+        Self {
+            memory: self.memory.detach(),
+            last_key: self.last_key.detach(),
+            tail_x: self.tail_x.map(Tensor::detach),
+            tail_v: self.tail_v.map(Tensor::detach),
+            ..self
+        }
+    }
+
+    /// How many numbers it holds.
+    pub fn numbers(&self) -> usize {
+        let tails = [&self.tail_x, &self.tail_v].into_iter().flatten();
+        self.memory.shape().num_elements()
+            + self.last_key.shape().num_elements()
+            + tails.map(|tail| tail.shape().num_elements()).sum::<usize>()
     }
 
     fn sequences(&self, range: Range<usize>) -> Self {
@@ -112,6 +144,14 @@ impl TensorState {
             started: parts.iter().flat_map(|part| part.started.clone()).collect(),
         }
     }
+}
+
+fn tensor<const D: usize>(data: &[f32], shape: Vec<usize>, device: &Device) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(data.to_vec(), shape), device)
+}
+
+fn numbers<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
+    tensor.to_data().try_to_vec().expect("states are f32")
 }
 
 /// Outputs `[tokens, heads, dim_v]` and the outgoing state. Sequence `s` has the tokens `offsets[s]..offsets[s + 1]`; `chunk`

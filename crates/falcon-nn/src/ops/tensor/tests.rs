@@ -266,7 +266,7 @@ fn a_fresh_state_is_empty() {
     let device = Device::flex();
     for (name, rule) in rules() {
         let case = Case::new(&Spec::new(rule, 9, 3));
-        let state = TensorState::fresh(&rule, &case.sizes, &device);
+        let state = TensorState::from_state(&falcon_kernels::State::fresh(&rule, &case.sizes), &device);
         let mut fresh = case.clone();
         fresh.state = falcon_kernels::State::fresh(&rule, &case.sizes);
         let (out, after) = scan(&rule, leaves(&case, &device).inputs, &case.offsets, state, 16);
