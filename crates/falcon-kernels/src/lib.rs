@@ -50,7 +50,7 @@ mod form;
 mod head;
 mod inputs;
 mod masked;
-mod mat;
+pub mod mat;
 pub mod normaliser;
 mod real;
 mod recurrent;

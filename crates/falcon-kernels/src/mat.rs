@@ -1,4 +1,4 @@
-//! Matrix products over slices, by the `gemm` crate's microkernels.
+//! Matrix products over slices, by the `gemm` crate's microkernels. Public for those who build layers around the rules.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::Real;
 
 /// A matrix read through strides.
 #[derive(Clone, Copy)]
-pub(crate) struct Mat<'a, F> {
+pub struct Mat<'a, F> {
     data: &'a [F],
     rows: usize,
     cols: usize,
@@ -21,6 +21,12 @@ impl<'a, F: Real> Mat<'a, F> {
     pub fn new(data: &'a [F], cols: usize) -> Self {
         assert!(cols > 0 && data.len().is_multiple_of(cols), "{} elements in rows of {cols}", data.len());
         Self { data, rows: data.len() / cols, cols, row_stride: cols, col_stride: 1 }
+    }
+
+    /// `rows` rows of `cols` numbers, the first of each `stride` after the one before.
+    pub fn strided(data: &'a [F], rows: usize, cols: usize, stride: usize) -> Self {
+        assert!(fits(data.len(), rows, cols, stride), "{rows} rows of {cols}, {stride} apart, in {}", data.len());
+        Self { data, rows, cols, row_stride: stride, col_stride: 1 }
     }
 
     /// The transpose, without moving anything.
@@ -43,7 +49,7 @@ impl<'a, F: Real> Mat<'a, F> {
 }
 
 /// A matrix to write to; its rows are contiguous.
-pub(crate) struct MatMut<'a, F> {
+pub struct MatMut<'a, F> {
     data: &'a mut [F],
     rows: usize,
     cols: usize,
@@ -57,6 +63,12 @@ impl<'a, F: Real> MatMut<'a, F> {
         Self { rows: data.len() / cols, cols, row_stride: cols, data }
     }
 
+    /// `rows` rows of `cols` numbers, the first of each `stride` after the one before.
+    pub fn strided(data: &'a mut [F], rows: usize, cols: usize, stride: usize) -> Self {
+        assert!(fits(data.len(), rows, cols, stride), "{rows} rows of {cols}, {stride} apart, in {}", data.len());
+        Self { data, rows, cols, row_stride: stride }
+    }
+
     /// Some of the rows, and some of their columns.
     pub fn block(self, rows: Range<usize>, cols: Range<usize>) -> Self {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
@@ -66,12 +78,27 @@ impl<'a, F: Real> MatMut<'a, F> {
     }
 }
 
+/// Whether such rows lie in `len` numbers without overlapping.
+fn fits(len: usize, rows: usize, cols: usize, stride: usize) -> bool {
+    let end = rows.checked_sub(1).map_or(Some(0), |last| last.checked_mul(stride)?.checked_add(cols));
+    cols > 0 && stride >= cols && end.is_some_and(|end| end <= len)
+}
+
 /// `dst = dst · keep + a b`.
-pub(crate) fn matmul<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat<'_, F>) {
+pub fn matmul<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat<'_, F>) {
+    product(dst, keep, a, b, Parallelism::None);
+}
+
+/// [`matmul`] on all threads of the current pool. Their number does not change the result.
+pub fn matmul_parallel<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat<'_, F>) {
+    product(dst, keep, a, b, Parallelism::Rayon(0));
+}
+
+fn product<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat<'_, F>, threads: Parallelism) {
     assert_eq!(a.cols, b.rows, "inner dimensions");
     assert_eq!((dst.rows, dst.cols), (a.rows, b.cols), "size of the product");
     let accumulate = keep != F::zero();
-    // SAFETY: `Mat` and `MatMut` only hold shapes whose every element lies in their slice: `new` checks it, and
+    // SAFETY: `Mat` and `MatMut` only hold shapes whose every element lies in their slice: `new` and `strided` check it, and
     // blocks and transposes only address elements of what they are taken from. `dst`, being borrowed mutably, overlaps
     // neither input, and its rows do not overlap each other.
     unsafe {
@@ -94,7 +121,7 @@ pub(crate) fn matmul<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat
             false,
             false,
             false,
-            Parallelism::None,
+            threads,
         );
     }
 }
@@ -104,7 +131,7 @@ pub(crate) fn matmul<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat
 const TRIANGLE: usize = 32;
 
 /// `dst += a b` for `a` whose row `i` is zero from column `bound(i)` on, `bound` rising: the zeros are skipped.
-pub(crate) fn lower_matmul<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound: impl Fn(usize) -> usize) {
+pub fn lower_matmul<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound: impl Fn(usize) -> usize) {
     for start in (0..a.rows).step_by(TRIANGLE) {
         let rows = start..(start + TRIANGLE).min(a.rows);
         let used = 0..bound(rows.end - 1).min(a.cols);
@@ -114,7 +141,7 @@ pub(crate) fn lower_matmul<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>,
 }
 
 /// `dst += aᵀ b` for the same `a`.
-pub(crate) fn lower_matmul_t<F: Real>(
+pub fn lower_matmul_t<F: Real>(
     dst: &mut [F],
     a: Mat<'_, F>,
     b: Mat<'_, F>,
@@ -129,7 +156,7 @@ pub(crate) fn lower_matmul_t<F: Real>(
 }
 
 /// `dst = a b` where only columns below `bound(i)` of row `i` are wanted; the others are left as they are.
-pub(crate) fn product_lower<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound: impl Fn(usize) -> usize) {
+pub fn product_lower<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound: impl Fn(usize) -> usize) {
     for start in (0..a.rows).step_by(TRIANGLE) {
         let rows = start..(start + TRIANGLE).min(a.rows);
         let wanted = 0..bound(rows.end - 1).min(b.cols);
@@ -191,6 +218,31 @@ mod tests {
                 assert_eq!(full[i * width..][..bound(i)], lower[i * width..][..bound(i)]);
             }
         }
+    }
+
+    #[test]
+    fn strides_reach_the_same_rows() {
+        let (data, wide) = (numbers(6, 7), numbers(12, 7));
+        let mut dst = vec![0.0; 7];
+        matmul(MatMut::strided(&mut dst, 2, 3, 4), 0.0, Mat::new(&data, 3), Mat::strided(&wide[1..], 3, 3, 4));
+        let expected = |i: usize, j: usize| (0..3).map(|l| data[i * 3 + l] * wide[1 + l * 4 + j]).sum::<f64>();
+        for (at, value) in dst.iter().enumerate() {
+            assert_eq!(*value, if at % 4 < 3 { expected(at / 4, at % 4) } else { 0.0 });
+        }
+        let mut parallel = vec![0.0; 7];
+        matmul_parallel(
+            MatMut::strided(&mut parallel, 2, 3, 4),
+            0.0,
+            Mat::new(&data, 3),
+            Mat::strided(&wide[1..], 3, 3, 4),
+        );
+        assert_eq!(parallel, dst);
+    }
+
+    #[test]
+    #[should_panic(expected = "3 rows of 3, 4 apart, in 10")]
+    fn rows_beyond_the_end_are_refused() {
+        Mat::strided(&[1.0; 10], 3, 3, 4);
     }
 
     #[test]

@@ -6,10 +6,13 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
 
+use crate::ops::Path;
+
 /// Makes parameters.
 pub struct Init {
     rng: StdRng,
     device: Device,
+    path: Path,
     /// Residual branches that are summed; what ends one starts smaller by the root of their number.
     branches: usize,
 }
@@ -17,7 +20,7 @@ pub struct Init {
 impl Init {
     /// Parameters on `device`, the same for the same `seed`.
     pub fn new(seed: u64, device: &Device) -> Self {
-        Self { rng: StdRng::seed_from_u64(seed), device: device.clone(), branches: 1 }
+        Self { rng: StdRng::seed_from_u64(seed), device: device.clone(), path: Path::of(device), branches: 1 }
     }
 
     /// The same for a model in which this many branches add to one stream.
@@ -25,9 +28,13 @@ impl Init {
         Self { branches: branches.max(1), ..self }
     }
 
-    /// Where the parameters go.
-    pub fn device(&self) -> &Device {
-        &self.device
+    /// The same for layers that compute by `path`, rather than by the fastest that the device has.
+    pub fn path(self, path: Path) -> Self {
+        Self { path, ..self }
+    }
+
+    pub(crate) fn layers_path(&self) -> Path {
+        self.path
     }
 
     /// Independent normal numbers.

@@ -5,6 +5,11 @@ use burn::tensor::{Tensor, activation};
 
 use crate::config::Activation;
 use crate::init::Init;
+use crate::ops::Path;
+use crate::ops::conv::convolve;
+use crate::ops::linear::linear;
+use crate::ops::norm::{Norm, normalise};
+use crate::ops::swiglu::swiglu;
 use crate::sequences::Sequences;
 
 /// `y = x Wᵀ`, without bias.
@@ -12,29 +17,29 @@ use crate::sequences::Sequences;
 pub struct Linear {
     /// `[out, in]`.
     pub weight: Param<Tensor<2>>,
+    #[module(skip)]
+    path: Path,
 }
 
 impl Linear {
-    pub(crate) fn new(weight: Param<Tensor<2>>) -> Self {
-        Self { weight }
+    pub(crate) fn new(weight: Param<Tensor<2>>, init: &Init) -> Self {
+        Self { weight, path: init.layers_path() }
+    }
+
+    /// `[out, in]`, initially keeping the size of what it is applied to.
+    pub(crate) fn matrix(out: usize, inputs: usize, init: &mut Init) -> Self {
+        Self::new(init.matrix(out, inputs), init)
+    }
+
+    /// `[out, in]`, the end of a residual branch.
+    pub(crate) fn last(out: usize, inputs: usize, init: &mut Init) -> Self {
+        Self::new(init.last_matrix(out, inputs), init)
     }
 
     /// `[tokens, in]` to `[tokens, out]`.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        x.matmul(self.weight.val().transpose())
+        linear(self.path, x, self.weight.val())
     }
-}
-
-/// `x / √(mean x² + ε)` over the last axis.
-pub(crate) fn rms<const D: usize>(x: Tensor<D>, eps: f64) -> Tensor<D> {
-    let scale = x.clone().square().mean_dim(D - 1).add_scalar(eps).sqrt().recip();
-    x * scale
-}
-
-/// `x / √(Σ x² + ε)` over the last axis.
-pub(crate) fn l2<const D: usize>(x: Tensor<D>, eps: f64) -> Tensor<D> {
-    let scale = x.clone().square().sum_dim(D - 1).add_scalar(eps).sqrt().recip();
-    x * scale
 }
 
 /// RMS normalisation with a learned weight.
@@ -43,16 +48,18 @@ pub struct RmsNorm {
     /// `[features]`.
     pub weight: Param<Tensor<1>>,
     eps: f64,
+    #[module(skip)]
+    path: Path,
 }
 
 impl RmsNorm {
     pub(crate) fn new(features: usize, eps: f64, init: &Init) -> Self {
-        Self { weight: init.values(std::iter::repeat_n(1.0, features)), eps }
+        Self { weight: init.values(std::iter::repeat_n(1.0, features)), eps, path: init.layers_path() }
     }
 
     /// Over the last axis.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        rms(x, self.eps) * self.weight.val().unsqueeze()
+        normalise(self.path, Norm::Rms, x, Some(self.weight.val()), self.eps)
     }
 }
 
@@ -63,51 +70,92 @@ pub struct ShortConv {
     pub weight: Param<Tensor<3>>,
     #[module(skip)]
     activation: Activation,
+    #[module(skip)]
+    path: Path,
 }
 
 impl ShortConv {
     pub(crate) fn new(channels: usize, taps: usize, activation: Activation, init: &mut Init) -> Self {
-        Self { weight: init.normal([channels, 1, taps], (3.0 * taps as f64).sqrt().recip()), activation }
+        let weight = init.normal([channels, 1, taps], (3.0 * taps as f64).sqrt().recip());
+        Self { weight, activation, path: init.layers_path() }
     }
 
     /// `[tokens, channels]`. `past` holds the tokens before, `[sequences, taps − 1, channels]`, and is moved on.
     pub(crate) fn forward(&self, x: Tensor<2>, sequences: &Sequences, past: &mut Option<Tensor<3>>) -> Tensor<2> {
-        let [channels, _, taps] = self.weight.dims();
-        let fresh = || Tensor::zeros([sequences.count(), (taps - 1).max(1), channels], &x.device());
-        let before = past.take().unwrap_or_else(fresh);
-        let (y, after) = match sequences.time() {
-            Some(time) => self.batch(x.reshape([sequences.count(), time, channels]), before),
+        let before = past.take();
+        *past = self.after(x.clone().detach(), sequences, before.clone());
+        if self.path == Path::Kernels {
+            return convolve(x, self.weight.val(), before, sequences, self.activation);
+        }
+        let y = match sequences.time() {
+            Some(_) => self.batch(self.joined(x, sequences.count(), before)),
             None => {
                 // Of unequal length: one after the other.
                 let parts = sequences.offsets().windows(2).enumerate().map(|(index, w)| {
-                    let x = x.clone().slice_dim(0, w[0]..w[1]).unsqueeze();
-                    self.batch(x, before.clone().slice_dim(0, index..index + 1))
+                    let x = x.clone().slice_dim(0, w[0]..w[1]);
+                    let before = before.clone().map(|before| before.slice_dim(0, index..index + 1));
+                    self.batch(self.joined(x, 1, before))
                 });
-                let (y, after): (Vec<_>, Vec<_>) = parts.unzip();
-                let after: Option<Vec<_>> = after.into_iter().collect();
-                (Tensor::cat(y, 0), after.map(|after| Tensor::cat(after, 0)))
+                Tensor::cat(parts.collect(), 0)
             }
         };
-        *past = after.map(Tensor::detach);
         match self.activation {
             Activation::None => y,
             Activation::Silu => activation::silu(y),
         }
     }
 
-    /// `[batch, time, channels]` to `[batch · time, channels]`, and what comes before the next token, if more than one tap asks.
-    fn batch(&self, x: Tensor<3>, before: Tensor<3>) -> (Tensor<2>, Option<Tensor<3>>) {
-        let [batch, time, channels] = x.dims();
+    /// `[batch · time, channels]` behind what was before, `[batch, taps − 1 + time, channels]`.
+    fn joined(&self, x: Tensor<2>, batch: usize, before: Option<Tensor<3>>) -> Tensor<3> {
+        let [channels, _, taps] = self.weight.dims();
+        let [tokens, _] = x.dims();
+        let x = x.reshape([batch, tokens / batch, channels]);
+        if taps == 1 {
+            return x;
+        }
+        let fresh = || Tensor::zeros([batch, taps - 1, channels], &x.device());
+        Tensor::cat(vec![before.unwrap_or_else(fresh), x], 1)
+    }
+
+    /// The last `taps − 1` tokens of each sequence, `[sequences, taps − 1, channels]`; none if there is but one tap.
+    fn after(&self, x: Tensor<2>, sequences: &Sequences, before: Option<Tensor<3>>) -> Option<Tensor<3>> {
         let [_, _, taps] = self.weight.dims();
-        let x = if taps > 1 { Tensor::cat(vec![before, x], 1) } else { x };
+        let kept = taps - 1;
+        if kept == 0 {
+            return None;
+        }
+        let last = |x: Tensor<3>| {
+            let [_, time, _] = x.dims();
+            x.slice_dim(1, time - kept..time)
+        };
+        Some(match sequences.time() {
+            Some(time) if time >= kept => {
+                let [tokens, channels] = x.dims();
+                last(x.reshape([tokens / time, time, channels]))
+            }
+            Some(_) => last(self.joined(x, sequences.count(), before)),
+            None => {
+                let parts = sequences.offsets().windows(2).enumerate().map(|(index, w)| {
+                    let before = before.clone().map(|before| before.slice_dim(0, index..index + 1));
+                    last(self.joined(x.clone().slice_dim(0, w[0]..w[1]), 1, before))
+                });
+                Tensor::cat(parts.collect(), 0)
+            }
+        })
+    }
+
+    /// `[batch, taps − 1 + time, channels]` to `[batch · time, channels]`.
+    fn batch(&self, x: Tensor<3>) -> Tensor<2> {
+        let [channels, _, taps] = self.weight.dims();
+        let [batch, length, _] = x.dims();
+        let time = length + 1 - taps;
         let weight = self.weight.val().reshape([channels, taps]);
         let mut y = Tensor::zeros([batch, time, channels], &x.device());
         for tap in 0..taps {
             let weight = weight.clone().slice([0..channels, tap..tap + 1]).reshape([1, 1, channels]);
             y = y + x.clone().slice([0..batch, tap..tap + time]) * weight;
         }
-        let after = (taps > 1).then(|| x.slice([0..batch, time..time + taps - 1]));
-        (y.reshape([batch * time, channels]), after)
+        y.reshape([batch * time, channels])
     }
 }
 
@@ -117,20 +165,23 @@ pub struct SwiGlu {
     gate_proj: Linear,
     up_proj: Linear,
     down_proj: Linear,
+    #[module(skip)]
+    path: Path,
 }
 
 impl SwiGlu {
     pub(crate) fn new(hidden: usize, inner: usize, init: &mut Init) -> Self {
         Self {
-            gate_proj: Linear::new(init.matrix(inner, hidden)),
-            up_proj: Linear::new(init.matrix(inner, hidden)),
-            down_proj: Linear::new(init.last_matrix(hidden, inner)),
+            gate_proj: Linear::matrix(inner, hidden, init),
+            up_proj: Linear::matrix(inner, hidden, init),
+            down_proj: Linear::last(hidden, inner, init),
+            path: init.layers_path(),
         }
     }
 
     /// `[tokens, hidden]` to the same.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let gate = activation::silu(self.gate_proj.forward(x.clone()));
-        self.down_proj.forward(gate * self.up_proj.forward(x))
+        let gate = self.gate_proj.forward(x.clone());
+        self.down_proj.forward(swiglu(self.path, gate, self.up_proj.forward(x)))
     }
 }

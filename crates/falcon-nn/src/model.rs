@@ -9,6 +9,7 @@ use crate::layers::{Linear, RmsNorm, SwiGlu};
 use crate::mixer::{Mixer, MixerState};
 use crate::mup;
 use crate::ops::Path;
+use crate::ops::linear::linear;
 use crate::rotary::Rotary;
 use crate::sequences::Sequences;
 
@@ -67,11 +68,11 @@ impl ModelConfig {
 }
 
 impl Block {
-    fn new(config: &ModelConfig, path: Path, init: &mut Init) -> Result<Self, ConfigError> {
+    fn new(config: &ModelConfig, init: &mut Init) -> Result<Self, ConfigError> {
         let (hidden, eps, inner) = (config.hidden_size, config.mixer.norm_eps, config.intermediate_size);
         Ok(Self {
             attn_norm: RmsNorm::new(hidden, eps, init),
-            attn: Mixer::new(&config.mixer, hidden, path, init)?,
+            attn: Mixer::new(&config.mixer, hidden, init)?,
             mlp_norm: (inner > 0).then(|| RmsNorm::new(hidden, eps, init)),
             mlp: (inner > 0).then(|| SwiGlu::new(hidden, inner, init)),
         })
@@ -98,17 +99,19 @@ impl Block {
 }
 
 impl Model {
-    /// A model with the initial parameters of `seed`, computing its rules by `path`.
+    /// A model with the initial parameters of `seed`, computing by `path`.
     pub fn new(config: &ModelConfig, path: Path, seed: u64, device: &Device) -> Result<Self, ConfigError> {
         config.validate()?;
         let branches = config.num_hidden_layers * if config.intermediate_size > 0 { 2 } else { 1 };
-        let mut init = Init::new(seed, device).branches(branches);
+        let mut init = Init::new(seed, device).path(path).branches(branches);
         let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
         let embeddings = Embedding { weight: init.normal([vocabulary, hidden], config.initializer_range) };
         let layers: Result<Vec<_>, _> =
-            (0..config.num_hidden_layers).map(|_| Block::new(config, path, &mut init)).collect();
-        let lm_head = (!config.tie_word_embeddings)
-            .then(|| Linear::new(init.normal([vocabulary, hidden], config.initializer_range)));
+            (0..config.num_hidden_layers).map(|_| Block::new(config, &mut init)).collect();
+        let lm_head = (!config.tie_word_embeddings).then(|| {
+            let weight = init.normal([vocabulary, hidden], config.initializer_range);
+            Linear::new(weight, &init)
+        });
         Ok(Self {
             embeddings,
             layers: layers?,
@@ -129,7 +132,7 @@ impl Model {
         &self.config
     }
 
-    /// How its rules are computed. A device without kernels of ours takes [`Path::Tensors`]; nothing falls back unsaid.
+    /// How it computes. A device without kernels of ours takes [`Path::Tensors`]; nothing falls back unsaid.
     pub fn path(&self) -> Path {
         self.path
     }
@@ -184,6 +187,6 @@ impl Model {
     /// Logits from [`Model::hidden`].
     pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
         let output = self.lm_head.as_ref().map_or(&self.embeddings.weight, |head| &head.weight);
-        hidden.mul_scalar(mup::output_multiplier(&self.config)).matmul(output.val().transpose())
+        linear(self.path, hidden.mul_scalar(mup::output_multiplier(&self.config)), output.val())
     }
 }

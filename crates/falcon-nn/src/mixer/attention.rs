@@ -2,6 +2,8 @@
 
 use burn::tensor::{Bool, Tensor, activation};
 
+use crate::ops::Path;
+use crate::ops::attention::attention;
 use crate::sequences::Sequences;
 
 /// Keys and values so far, `[batch, heads, time, dim]`: of all sequences together while they are equally long, or one by one.
@@ -37,6 +39,7 @@ impl Cache {
 
 /// `softmax(q Kᵀ) V` over what came before, `[tokens, heads, dim]` each; queries are scaled already.
 pub(crate) fn attend(
+    path: Path,
     q: Tensor<3>,
     k: Tensor<3>,
     v: Tensor<3>,
@@ -44,6 +47,17 @@ pub(crate) fn attend(
     cache: &mut Cache,
 ) -> Tensor<3> {
     let count = sequences.count();
+    let [key_heads, heads] = [&k, &v].map(|x| x.dims()[1]);
+    if path == Path::Kernels && cache.parts.is_empty() && key_heads == heads {
+        let rows = |tokens: std::ops::Range<usize>, batch: usize| {
+            [&k, &v].map(|x| by_heads(x.clone().detach().slice_dim(0, tokens.clone()), batch)).into()
+        };
+        cache.parts = match sequences.time() {
+            Some(_) => vec![rows(0..sequences.tokens(), count)],
+            None => sequences.offsets().windows(2).map(|w| rows(w[0]..w[1], 1)).collect(),
+        };
+        return attention(q, k, v, sequences);
+    }
     let together = cache.parts.len() <= 1;
     if let (Some(time), true) = (sequences.time(), together) {
         let (out, part) = batch(q, k, v, [count, time], cache.parts.pop());
@@ -73,11 +87,7 @@ fn batch(
     past: Option<Part>,
 ) -> (Tensor<3>, Part) {
     let group = v.dims()[1] / k.dims()[1];
-    // [batch · time, heads, dim] to [batch, heads, time, dim].
-    let [q, k, v] = [q, k, v].map(|x| {
-        let [_, heads, dim] = x.dims();
-        x.reshape([count, time, heads, dim]).swap_dims(1, 2)
-    });
+    let [q, k, v] = [q, k, v].map(|x| by_heads(x, count));
     let [q, k] = [q, k].map(|x| if group > 1 { repeat_heads(x, group) } else { x });
     let (k, v) = match past {
         Some((k_past, v_past)) => (Tensor::cat(vec![k_past, k], 2), Tensor::cat(vec![v_past, v], 2)),
@@ -95,6 +105,12 @@ fn batch(
     let out = activation::softmax(scores, 3).matmul(v.clone());
     let [_, heads, _, dim] = v.dims();
     (out.swap_dims(1, 2).reshape([count * time, heads, dim]), (k, v))
+}
+
+/// `[batch · time, heads, dim]` to `[batch, heads, time, dim]`.
+fn by_heads(x: Tensor<3>, batch: usize) -> Tensor<4> {
+    let [tokens, heads, dim] = x.dims();
+    x.reshape([batch, tokens / batch, heads, dim]).swap_dims(1, 2)
 }
 
 /// Head `h` of the result is head `h / times`.

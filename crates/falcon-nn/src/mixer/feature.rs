@@ -3,7 +3,8 @@
 use burn::tensor::{Tensor, activation};
 
 use crate::config::{FeatureMap, MixerConfig, QkNorm};
-use crate::layers::{l2, rms};
+use crate::ops::Path;
+use crate::ops::norm::{Norm, normalise};
 use crate::rotary::Rotary;
 
 #[derive(Clone, Debug)]
@@ -13,10 +14,11 @@ pub(crate) struct Feature {
     value_norm: bool,
     query_scale: Option<f64>,
     eps: f64,
+    path: Path,
 }
 
 impl Feature {
-    pub fn new(config: &MixerConfig) -> Self {
+    pub fn new(config: &MixerConfig, path: Path) -> Self {
         let scaled = config.scale_queries || config.is_softmax();
         Self {
             norm: config.qk_norm,
@@ -24,6 +26,7 @@ impl Feature {
             value_norm: config.value_norm,
             query_scale: scaled.then(|| (config.head_dim as f64).sqrt().recip()),
             eps: config.norm_eps,
+            path,
         }
     }
 
@@ -38,8 +41,8 @@ impl Feature {
         let [q, k] = [q, k].map(|x| {
             let x = match self.norm {
                 QkNorm::None => x,
-                QkNorm::Rms => rms(x, self.eps),
-                QkNorm::L2 => l2(x, self.eps),
+                QkNorm::Rms => normalise(self.path, Norm::Rms, x, None, self.eps),
+                QkNorm::L2 => normalise(self.path, Norm::L2, x, None, self.eps),
             };
             let x = rotary.map_or(x.clone(), |rotary| rotary.turn(x));
             match self.map {
@@ -53,6 +56,7 @@ impl Feature {
             Some(scale) => q.mul_scalar(scale),
             None => q,
         };
-        (q, k, if self.value_norm { rms(v, self.eps) } else { v })
+        let v = if self.value_norm { normalise(self.path, Norm::Rms, v, None, self.eps) } else { v };
+        (q, k, v)
     }
 }

@@ -49,8 +49,8 @@ impl Gate {
         let gains = if each_column { heads * config.head_v_dim } else { heads };
         let has_gain = matches!(config.gain, GainGate::Beta | GainGate::Eta | GainGate::Sigmoid);
         let has_decay = matches!(config.decay, DecayGate::Lambda | DecayGate::Selective);
-        let b_proj = has_gain.then(|| Linear::new(init.matrix(gains, hidden)));
-        let a_proj = has_decay.then(|| Linear::new(init.matrix(heads, hidden)));
+        let b_proj = has_gain.then(|| Linear::matrix(gains, hidden, init));
+        let a_proj = has_decay.then(|| Linear::matrix(heads, hidden, init));
         let a_bias = match config.decay {
             DecayGate::Lambda => {
                 let (first, last) = LAMBDA_BIAS;

@@ -46,26 +46,27 @@ pub struct Mixer {
 impl MixerConfig {
     /// A layer for a residual stream of `hidden` numbers, on the fastest path that `device` has.
     pub fn init(&self, hidden: usize, device: &Device) -> Result<Mixer, ConfigError> {
-        Mixer::new(self, hidden, Path::of(device), &mut Init::new(0, device))
+        Mixer::new(self, hidden, &mut Init::new(0, device))
     }
 }
 
 impl Mixer {
-    /// A layer with parameters from `init`, computing its rule by `path`.
-    pub fn new(config: &MixerConfig, hidden: usize, path: Path, init: &mut Init) -> Result<Self, ConfigError> {
+    /// A layer with parameters from `init`.
+    pub fn new(config: &MixerConfig, hidden: usize, init: &mut Init) -> Result<Self, ConfigError> {
         config.validate()?;
+        let path = init.layers_path();
         Ok(Self {
             project: Project::new(config, hidden, init),
             gate: Gate::new(config, hidden, init),
             output: Output::new(config, hidden, init),
-            feature: Feature::new(config),
+            feature: Feature::new(config, path),
             rule: if config.is_softmax() { None } else { Some(config.rule()?) },
             config: config.clone(),
             path,
         })
     }
 
-    /// How the rule is computed.
+    /// How it computes.
     pub fn path(&self) -> Path {
         self.path
     }
@@ -120,7 +121,7 @@ impl Mixer {
                 *memory = Some(after);
                 read
             }
-            (None, Memory::Cache(cache)) => attend(q, k, v.clone(), sequences, cache),
+            (None, Memory::Cache(cache)) => attend(self.path, q, k, v.clone(), sequences, cache),
             _ => panic!("the state is of another mixer"),
         };
         for (position, length) in state.positions.iter_mut().zip(sequences.lengths()) {

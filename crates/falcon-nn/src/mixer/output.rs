@@ -1,11 +1,13 @@
 //! From what was read to the residual stream.
 
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor, activation};
+use burn::tensor::{Device, Tensor};
 
 use crate::config::{MixerConfig, OutputGate, OutputNorm};
 use crate::init::Init;
 use crate::layers::{Linear, RmsNorm};
+use crate::ops::Path;
+use crate::ops::swiglu::swiglu;
 
 #[derive(Module, Debug)]
 pub(crate) struct Output {
@@ -18,6 +20,8 @@ pub(crate) struct Output {
     norm: OutputNorm,
     #[module(skip)]
     gate: OutputGate,
+    #[module(skip)]
+    path: Path,
 }
 
 impl Output {
@@ -31,11 +35,12 @@ impl Output {
         let gate = config.output_gate;
         Self {
             o_norm: normed.map(|width| RmsNorm::new(width, config.norm_eps, init)),
-            g_proj: (gate != OutputGate::None).then(|| Linear::new(init.matrix(width, hidden))),
-            o_proj: Linear::new(init.last_matrix(hidden, width)),
+            g_proj: (gate != OutputGate::None).then(|| Linear::matrix(width, hidden, init)),
+            o_proj: Linear::last(hidden, width, init),
             d: config.value_skip.then(|| init.values(std::iter::repeat_n(1.0, config.num_heads))),
             norm: config.output_norm,
             gate,
+            path: init.layers_path(),
         }
     }
 
@@ -51,10 +56,10 @@ impl Output {
             None => read,
         };
         let read = read.reshape([tokens, heads * width]);
-        let gate = self.g_proj.as_ref().map(|gate| activation::silu(gate.forward(x)));
+        let gate = self.g_proj.as_ref().map(|gate| gate.forward(x));
         let read = match (self.gate, gate) {
-            (OutputGate::BeforeNorm, Some(gate)) => self.normed(read * gate, heads),
-            (OutputGate::AfterNorm, Some(gate)) => self.normed(read, heads) * gate,
+            (OutputGate::BeforeNorm, Some(gate)) => self.normed(swiglu(self.path, gate, read), heads),
+            (OutputGate::AfterNorm, Some(gate)) => swiglu(self.path, gate, self.normed(read, heads)),
             _ => self.normed(read, heads),
         };
         self.o_proj.forward(read)

@@ -26,7 +26,7 @@ pub(crate) type ConvState = [Option<Tensor<3>>; 3];
 impl Project {
     pub fn new(config: &MixerConfig, hidden: usize, init: &mut Init) -> Self {
         let (keys, values) = (config.num_key_heads * config.head_dim, config.num_heads * config.head_v_dim);
-        let mut linear = |width| Linear::new(init.matrix(width, hidden));
+        let mut linear = |width| Linear::matrix(width, hidden, init);
         let (q_proj, k_proj, v_proj) = (linear(keys), linear(keys), linear(values));
         let mut conv = |channels| {
             (config.conv_size > 0)

@@ -50,6 +50,8 @@ pub(crate) type Primitive = FloatTensor<Dispatch>;
 /// The inputs of an operation.
 #[derive(ExtensionType)]
 pub enum Args<B: Backend> {
+    One(FloatTensor<B>),
+    Two(FloatTensor<B>, FloatTensor<B>),
     Three(FloatTensor<B>, FloatTensor<B>, FloatTensor<B>),
     Four(FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, FloatTensor<B>),
     Five(FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, FloatTensor<B>),
@@ -58,10 +60,24 @@ pub enum Args<B: Backend> {
 impl<B: Backend> Args<B> {
     fn into_vec(self) -> Vec<FloatTensor<B>> {
         match self {
+            Self::One(a) => vec![a],
+            Self::Two(a, b) => vec![a, b],
             Self::Three(a, b, c) => vec![a, b, c],
             Self::Four(a, b, c, d) => vec![a, b, c, d],
             Self::Five(a, b, c, d, e) => vec![a, b, c, d, e],
         }
+    }
+}
+
+impl<B: Backend> From<[FloatTensor<B>; 1]> for Args<B> {
+    fn from([a]: [FloatTensor<B>; 1]) -> Self {
+        Self::One(a)
+    }
+}
+
+impl<B: Backend> From<[FloatTensor<B>; 2]> for Args<B> {
+    fn from([a, b]: [FloatTensor<B>; 2]) -> Self {
+        Self::Two(a, b)
     }
 }
 
@@ -125,6 +141,8 @@ fn floats(tensor: &FlexTensor) -> &[f32] {
 impl<B: SliceBackend, C: CheckpointStrategy> SliceBackend for Autodiff<B, C> {
     fn run_slices(op: Arc<dyn SliceOp>, inputs: Args<Self>, _: bool) -> FloatTensor<Self> {
         match inputs {
+            Args::One(a) => track::<B, C, 1>(op, [a]),
+            Args::Two(a, b) => track::<B, C, 2>(op, [a, b]),
             Args::Three(a, b, c) => track::<B, C, 3>(op, [a, b, c]),
             Args::Four(a, b, c, d) => track::<B, C, 4>(op, [a, b, c, d]),
             Args::Five(a, b, c, d, e) => track::<B, C, 5>(op, [a, b, c, d, e]),

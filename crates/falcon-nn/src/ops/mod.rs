@@ -1,18 +1,24 @@
 //! What the layers compute with: each operation once for the CPU and once in tensor operations.
 
+pub(crate) mod attention;
 mod bridge;
+pub(crate) mod conv;
+pub(crate) mod linear;
+pub(crate) mod norm;
 pub(crate) mod rule;
+mod slices;
+pub(crate) mod swiglu;
 pub(crate) mod tensor;
 
 use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 
-/// How a model computes its rules.
+/// How a model computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
-    /// By the kernels of `falcon-kernels`, which run on the CPU.
+    /// Rules by `falcon-kernels`, and whatever else is worth it by operations like them: on the CPU.
     Kernels,
-    /// By tensor operations, which run on any device.
+    /// By Burn's tensor operations, on any device.
     Tensors,
 }
 

@@ -1,0 +1,206 @@
+//! A causal convolution over time, one filter a channel, after which SiLU may follow.
+//!
+//! ```text
+//! p_t = Σ_i w_i x_{t − (K−1) + i}        y = p, or p σ(p)
+//! dx_t = Σ_i w_i dp_{t + (K−1) − i}      dw_i = Σ_t dp_t x_{t − (K−1) + i}
+//! ```
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::tensor::{Tensor, TensorData};
+use rayon::prelude::*;
+
+use super::bridge::{Array, Slice, SliceOp, run};
+use super::slices::{ROWS, sigmoid, vectorised};
+use crate::config::Activation;
+use crate::sequences::Sequences;
+
+/// On the CPU: `x` is `[tokens, channels]`, `weight` is `[channels, 1, taps]`, and `before` holds the last `taps − 1` tokens of each sequence
+/// before these, if any.
+pub(crate) fn convolve(
+    x: Tensor<2>,
+    weight: Tensor<3>,
+    before: Option<Tensor<3>>,
+    sequences: &Sequences,
+    activation: Activation,
+) -> Tensor<2> {
+    let before = before.map(|before| {
+        let data: TensorData = before.into_data();
+        data.try_into_vec().expect("states are f32")
+    });
+    let op = Conv { before, offsets: sequences.offsets().to_vec(), silu: activation == Activation::Silu };
+    run(Arc::new(op), [x.into_dispatch(), weight.into_dispatch()])
+}
+
+#[derive(Debug)]
+struct Conv {
+    /// `[sequences, taps − 1, channels]`; zeros if there is none.
+    before: Option<Vec<f32>>,
+    offsets: Vec<usize>,
+    silu: bool,
+}
+
+/// One call, taken apart.
+struct Call<'a> {
+    op: &'a Conv,
+    x: &'a [f32],
+    channels: usize,
+    taps: usize,
+    /// Filters, `[taps, channels]`.
+    filters: Vec<f32>,
+}
+
+impl<'a> Call<'a> {
+    fn new(op: &'a Conv, inputs: &[Slice<'a>]) -> Self {
+        let [x, weight] = inputs else { unreachable!("two inputs") };
+        let (channels, taps) = (weight.shape[0], weight.shape[2]);
+        let filters = (0..taps * channels).map(|i| weight.data[i % channels * taps + i / channels]).collect();
+        Self { op, x: x.data, channels, taps, filters }
+    }
+
+    /// Stretches of tokens that lie in one sequence: which one, and where.
+    fn blocks(&self) -> Vec<(usize, Range<usize>)> {
+        let sequences = self.op.offsets.windows(2).enumerate();
+        sequences
+            .flat_map(|(sequence, w)| {
+                (w[0]..w[1]).step_by(ROWS).map(move |start| (sequence, start..(start + ROWS).min(w[1])))
+            })
+            .collect()
+    }
+
+    /// The token `back` tokens before `t`, from this call or from before it.
+    #[inline(always)]
+    fn token(&self, sequence: usize, t: usize, back: usize) -> Option<&[f32]> {
+        let start = self.op.offsets[sequence];
+        if t - start >= back {
+            return Some(&self.x[(t - back) * self.channels..][..self.channels]);
+        }
+        let slot = sequence * (self.taps - 1) + self.taps - 1 - (back - (t - start));
+        self.op.before.as_ref().map(|before| &before[slot * self.channels..][..self.channels])
+    }
+
+    /// `p_t`.
+    #[inline(always)]
+    fn filter(&self, sequence: usize, t: usize, p: &mut [f32]) {
+        p.fill(0.0);
+        for tap in 0..self.taps {
+            if let Some(x) = self.token(sequence, t, self.taps - 1 - tap) {
+                let filter = &self.filters[tap * self.channels..][..self.channels];
+                for ((p, x), w) in p.iter_mut().zip(x).zip(filter) {
+                    *p += w * x;
+                }
+            }
+        }
+    }
+}
+
+/// Cuts rows of a matrix at the ends of blocks, which cover it in order.
+fn cut<'d>(mut data: &'d mut [f32], blocks: &[(usize, Range<usize>)], width: usize) -> Vec<&'d mut [f32]> {
+    let mut parts = Vec::with_capacity(blocks.len());
+    for (_, tokens) in blocks {
+        let (part, rest) = data.split_at_mut(tokens.len() * width);
+        parts.push(part);
+        data = rest;
+    }
+    parts
+}
+
+impl SliceOp for Conv {
+    fn forward(&self, inputs: &[Slice<'_>], _: bool) -> Array {
+        let call = Call::new(self, inputs);
+        let mut y = vec![0.0; call.x.len()];
+        let blocks = call.blocks();
+        cut(&mut y, &blocks, call.channels).into_par_iter().zip(&blocks).for_each(|(y, (sequence, tokens))| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (t, y) in tokens.clone().zip(y.chunks_exact_mut(call.channels)) {
+                        call.filter(*sequence, t, y);
+                        if self.silu {
+                            y.iter_mut().for_each(|y| *y *= sigmoid(*y));
+                        }
+                    }
+                },
+            );
+        });
+        Array { data: y, shape: inputs[0].shape.to_vec() }
+    }
+
+    fn backward(&self, inputs: &[Slice<'_>], grad: &[f32]) -> Vec<Vec<f32>> {
+        let call = Call::new(self, inputs);
+        let Call { channels, taps, .. } = call;
+        let blocks = call.blocks();
+        // dp = dy silu′(p), where p is worked out again.
+        let mut grad_p = Vec::new();
+        if self.silu {
+            grad_p = grad.to_vec();
+            cut(&mut grad_p, &blocks, channels).into_par_iter().zip(&blocks).for_each(|(grad, (sequence, tokens))| {
+                let mut p = vec![0.0; channels];
+                vectorised(
+                    #[inline(always)]
+                    || {
+                        for (t, grad) in tokens.clone().zip(grad.chunks_exact_mut(channels)) {
+                            call.filter(*sequence, t, &mut p);
+                            for (grad, p) in grad.iter_mut().zip(&p) {
+                                let s = sigmoid(*p);
+                                *grad *= s * (1.0 + p * (1.0 - s));
+                            }
+                        }
+                    },
+                );
+            });
+        }
+        let grad_p: &[f32] = if self.silu { &grad_p } else { grad };
+        let mut grad_x = vec![0.0; grad.len()];
+        cut(&mut grad_x, &blocks, channels).into_par_iter().zip(&blocks).for_each(|(grad_x, (sequence, tokens))| {
+            let end = self.offsets[sequence + 1];
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (t, grad_x) in tokens.clone().zip(grad_x.chunks_exact_mut(channels)) {
+                        for (tap, filter) in call.filters.chunks_exact(channels).enumerate() {
+                            let later = t + taps - 1 - tap;
+                            if later < end {
+                                let grad = &grad_p[later * channels..][..channels];
+                                for ((grad_x, w), dp) in grad_x.iter_mut().zip(filter).zip(grad) {
+                                    *grad_x += w * dp;
+                                }
+                            }
+                        }
+                    }
+                },
+            );
+        });
+        // Blocks do not depend on the number of threads, and are added in order.
+        let parts: Vec<Vec<f32>> = blocks
+            .par_iter()
+            .map(|(sequence, tokens)| {
+                let mut part = vec![0.0; taps * channels];
+                vectorised(
+                    #[inline(always)]
+                    || {
+                        for t in tokens.clone() {
+                            let grad = &grad_p[t * channels..][..channels];
+                            for (tap, part) in part.chunks_exact_mut(channels).enumerate() {
+                                if let Some(x) = call.token(*sequence, t, taps - 1 - tap) {
+                                    for ((part, dp), x) in part.iter_mut().zip(grad).zip(x) {
+                                        *part += dp * x;
+                                    }
+                                }
+                            }
+                        }
+                    },
+                );
+                part
+            })
+            .collect();
+        let mut grad_weight = vec![0.0; taps * channels];
+        for part in parts {
+            for (i, part) in part.iter().enumerate() {
+                grad_weight[i % channels * taps + i / channels] += part;
+            }
+        }
+        vec![grad_x, grad_weight]
+    }
+}

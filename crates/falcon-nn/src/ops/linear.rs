@@ -1,0 +1,41 @@
+//! `y = x Wᵀ`.
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use falcon_kernels::mat::{Mat, MatMut, matmul_parallel};
+
+use super::Path;
+use super::bridge::{Array, Slice, SliceOp, run};
+
+/// `[tokens, in]` by `[out, in]` to `[tokens, out]`.
+pub(crate) fn linear(path: Path, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+    match path {
+        Path::Kernels => run(Arc::new(Linear), [x.into_dispatch(), weight.into_dispatch()]),
+        Path::Tensors => x.matmul(weight.transpose()),
+    }
+}
+
+#[derive(Debug)]
+struct Linear;
+
+impl SliceOp for Linear {
+    fn forward(&self, inputs: &[Slice<'_>], _: bool) -> Array {
+        let [x, weight] = inputs else { unreachable!("two inputs") };
+        let ([tokens, width], outputs) = ([x.shape[0], x.shape[1]], weight.shape[0]);
+        let mut y = vec![0.0; tokens * outputs];
+        matmul_parallel(MatMut::new(&mut y, outputs), 0.0, Mat::new(x.data, width), Mat::new(weight.data, width).t());
+        Array { data: y, shape: vec![tokens, outputs] }
+    }
+
+    /// `dx = dy W` and `dW = dyᵀ x`.
+    fn backward(&self, inputs: &[Slice<'_>], grad: &[f32]) -> Vec<Vec<f32>> {
+        let [x, weight] = inputs else { unreachable!("two inputs") };
+        let (width, outputs) = (x.shape[1], weight.shape[0]);
+        let (mut grad_x, mut grad_weight) = (vec![0.0; x.data.len()], vec![0.0; weight.data.len()]);
+        let grad = Mat::new(grad, outputs);
+        matmul_parallel(MatMut::new(&mut grad_x, width), 0.0, grad, Mat::new(weight.data, width));
+        matmul_parallel(MatMut::new(&mut grad_weight, width), 0.0, grad.t(), Mat::new(x.data, width));
+        vec![grad_x, grad_weight]
+    }
+}

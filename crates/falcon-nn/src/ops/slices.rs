@@ -1,0 +1,114 @@
+//! What the CPU operations share: vector instructions, threads, and an exponential that the compiler can vectorise.
+
+use pulp::Arch;
+use rayon::prelude::*;
+
+/// Rows that one task takes. Fixed, so that sums over tasks do not depend on the number of threads.
+pub(super) const ROWS: usize = 64;
+
+/// Runs `f`, which should be `#[inline(always)]`, compiled for the vector instructions that the machine has.
+pub(super) fn vectorised<R>(f: impl FnOnce() -> R) -> R {
+    Arch::new().dispatch(f)
+}
+
+/// `eˣ` to within two units in the last place, between 1e-38 and 1e38. NaN stays NaN.
+#[inline(always)]
+pub(super) fn exp(x: f32) -> f32 {
+    // Adding this leaves the nearest integer in the lowest bits.
+    const ROUND: f32 = 12_582_912.0;
+    let x = if x < -87.0 { -87.0 } else { x };
+    let x = if x > 88.0 { 88.0 } else { x };
+    // x = n ln 2 + r, |r| ≤ ln 2 / 2; ln 2 in two parts, so that r is exact.
+    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = (x - n * 0.693_359_4) - n * -2.121_944_4e-4;
+    let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(1.0f32.to_bits()));
+    let series = 1.0
+        + r * (1.0 + r * (0.5 + r * (1.0 / 6.0 + r * (1.0 / 24.0 + r * (1.0 / 120.0 + r * (1.0 / 720.0))))));
+    power * series
+}
+
+/// `1 / (1 + e⁻ˣ)`.
+#[inline(always)]
+pub(super) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// Fills `out` by blocks of rows of `width`; `f` gets a block and the index of its first row.
+pub(super) fn by_rows(out: &mut [f32], width: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
+    out.par_chunks_mut(ROWS * width).enumerate().for_each(|(block, out)| f(block * ROWS, out));
+}
+
+/// The sum of what `f` gives for every block of rows, a vector of `width`, always added in the same order.
+pub(super) fn sum_by_rows(rows: usize, width: usize, f: impl Fn(std::ops::Range<usize>, &mut [f32]) + Sync) -> Vec<f32> {
+    let blocks: Vec<_> = (0..rows).step_by(ROWS).map(|start| start..(start + ROWS).min(rows)).collect();
+    let parts: Vec<Vec<f32>> = blocks
+        .into_par_iter()
+        .map(|block| {
+            let mut part = vec![0.0; width];
+            f(block, &mut part);
+            part
+        })
+        .collect();
+    let mut sum = vec![0.0; width];
+    for part in parts {
+        for (sum, part) in sum.iter_mut().zip(part) {
+            *sum += part;
+        }
+    }
+    sum
+}
+
+/// `Σ aᵢ bᵢ`, in lanes.
+#[inline(always)]
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
+    const LANES: usize = 16;
+    let mut lanes = [0.0; LANES];
+    let (a_blocks, a_rest) = a.as_chunks::<LANES>();
+    let (b_blocks, b_rest) = b.as_chunks::<LANES>();
+    for (a, b) in a_blocks.iter().zip(b_blocks) {
+        for lane in 0..LANES {
+            lanes[lane] += a[lane] * b[lane];
+        }
+    }
+    for (lane, (a, b)) in lanes.iter_mut().zip(a_rest.iter().zip(b_rest)) {
+        *lane += a * b;
+    }
+    lanes.iter().sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exponential_is_one() {
+        for i in -8700..=8800 {
+            let x = i as f32 / 100.0 + 0.003;
+            let (got, expected) = (f64::from(exp(x)), f64::from(x.min(88.0)).exp());
+            assert!((got / expected - 1.0).abs() < 3e-7, "exp({x}) = {got}, not {expected}");
+        }
+        assert!(exp(f32::NAN).is_nan());
+        assert!(exp(f32::NEG_INFINITY) < 2e-38 && exp(f32::INFINITY) > 1e38);
+        assert_eq!(exp(0.0), 1.0);
+    }
+
+    #[test]
+    fn sums_do_not_depend_on_threads() {
+        let sum = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| {
+                sum_by_rows(1000, 3, |rows, part| {
+                    for row in rows {
+                        for (column, part) in part.iter_mut().enumerate() {
+                            *part += ((row * 7 + column) as f32).sin();
+                        }
+                    }
+                })
+            })
+        };
+        assert_eq!(sum(1), sum(3));
+        let expected: f32 = (0..1000).map(|row| ((row * 7) as f32).sin()).sum();
+        assert!((sum(2)[0] - expected).abs() < 1e-3);
+    }
+}
