@@ -141,12 +141,7 @@ pub fn lower_matmul<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound:
 }
 
 /// `dst += aᵀ b` for the same `a`.
-pub fn lower_matmul_t<F: Real>(
-    dst: &mut [F],
-    a: Mat<'_, F>,
-    b: Mat<'_, F>,
-    bound: impl Fn(usize) -> usize,
-) {
+pub fn lower_matmul_t<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound: impl Fn(usize) -> usize) {
     for start in (0..a.rows).step_by(TRIANGLE) {
         let rows = start..(start + TRIANGLE).min(a.rows);
         let used = 0..bound(rows.end - 1).min(a.cols);

@@ -16,7 +16,8 @@ impl<W: Vectorised> WithSimd for Wrapped<W> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        if S::IS_SCALAR { self.0.run::<false>() } else { self.0.run::<true>() }
+        // True of every vector extension that `pulp` has for x86 and ARM; not of WebAssembly's.
+        if S::IS_SCALAR || cfg!(target_family = "wasm") { self.0.run::<false>() } else { self.0.run::<true>() }
     }
 }
 

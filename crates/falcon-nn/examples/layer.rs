@@ -6,7 +6,7 @@ use falcon_nn::MixerConfig;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::flex(); // `.autodiff()` to train
     let (batch, time, hidden, heads) = (2, 100, 256, 4);
-    let layer = MixerConfig::preset("falcon-1.3", hidden, heads)?.init(hidden, &device)?;
+    let layer = MixerConfig::preset("falcon-1.3", hidden, heads)?.init(hidden, 0, &device)?;
     println!("falcon-1.3 by {:?}", layer.path());
 
     // The whole sequence at once.

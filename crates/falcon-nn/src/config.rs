@@ -262,7 +262,7 @@ impl MixerConfig {
         };
         let decay = match (self.decay, rule.decay) {
             (DecayGate::None, _) => Decay::None,
-            (DecayGate::Lambda, Decay::ScaledRidge { detach }) => Decay::ScaledRidge { detach },
+            (DecayGate::Lambda, given @ (Decay::Ridge | Decay::ScaledRidge { .. })) => given,
             (DecayGate::Lambda, _) => Decay::ScaledRidge { detach: false },
             (DecayGate::Fixed | DecayGate::Selective, _) => Decay::Gate,
         };
@@ -293,25 +293,24 @@ impl MixerConfig {
             ("head_dim", self.head_dim),
             ("head_v_dim", self.head_v_dim),
         ] {
-            at_least_one(name, value)?;
+            between(name, value, 1, WIDEST)?;
         }
+        between("num_heads times head_dim", self.num_heads.max(self.num_key_heads) * self.head_dim, 1, WIDEST)?;
+        between("num_heads times head_v_dim", self.num_heads * self.head_v_dim, 1, WIDEST)?;
+        between("conv_size", self.conv_size, 0, 1024)?;
         if !self.num_heads.is_multiple_of(self.num_key_heads) {
             let range = format!("a divisor of num_heads = {}", self.num_heads);
             return Err(ConfigError::Number { name: "num_key_heads", range, got: self.num_key_heads.to_string() });
         }
-        for (name, value) in [("lambda_scale", self.lambda_scale), ("norm_eps", self.norm_eps)] {
-            if !(value.is_finite() && value >= 0.0) {
-                return Err(ConfigError::Number { name, range: "0 or more".into(), got: value.to_string() });
-            }
-        }
-        if let Some(theta) = self.rope_theta
-            && !(theta.is_finite() && theta > 1.0)
-        {
-            return Err(ConfigError::Number {
-                name: "rope_theta",
-                range: "above 1".into(),
-                got: theta.to_string(),
-            });
+        let number = |name, value: f64, good: bool, range: &str| {
+            let error = || ConfigError::Number { name, range: range.into(), got: value.to_string() };
+            if good && value.is_finite() { Ok(()) } else { Err(error()) }
+        };
+        number("lambda_scale", self.lambda_scale, self.lambda_scale >= 0.0, "0 or more")?;
+        // Without it a vector of zeros would be divided by 0.
+        number("norm_eps", self.norm_eps, self.norm_eps > 0.0, "above 0")?;
+        if let Some(theta) = self.rope_theta {
+            number("rope_theta", theta, theta > 1.0, "above 1")?;
         }
         if self.rope_theta.is_some() && !self.head_dim.is_multiple_of(2) {
             return Err(ConfigError::Number {
@@ -321,7 +320,17 @@ impl MixerConfig {
             });
         }
         if self.is_softmax() {
-            return Ok(());
+            let plain = self.gain == GainGate::None
+                && self.decay == DecayGate::None
+                && self.window == 1
+                && (self.align, self.read) == (Align::Same, Read::After)
+                && self.num_key_heads == self.num_heads;
+            let second = "gain and decay \"none\", window 1, align \"same\", read \"after\" and as many key heads as heads: it has no memory that learns";
+            return if plain {
+                Ok(())
+            } else {
+                Err(ConfigError::Together { first: "mixer \"softmax\"".into(), second: second.into() })
+            };
         }
         self.rule()?;
         let known_energy =
@@ -330,6 +339,12 @@ impl MixerConfig {
             return Err(ConfigError::Together {
                 first: "gain \"eta\"".into(),
                 second: "keys of known energy: qk_norm \"rms\" or \"l2\", and feature_map \"identity\" or \"relu\"; or use gain \"beta\"".into(),
+            });
+        }
+        if self.gain == GainGate::Delta && self.each_column() {
+            return Err(ConfigError::Together {
+                first: "gain \"delta\"".into(),
+                second: "a rule with one gain for all columns".into(),
             });
         }
         if self.gain == GainGate::Delta && self.decay != DecayGate::Selective {
@@ -342,20 +357,30 @@ impl MixerConfig {
     }
 }
 
-fn at_least_one(name: &'static str, value: usize) -> Result<(), ConfigError> {
-    if value > 0 { Ok(()) } else { Err(ConfigError::Number { name, range: "at least 1".into(), got: "0".into() }) }
+/// No layer is wider; so no product of sizes overflows.
+const WIDEST: usize = 1 << 20;
+
+fn between(name: &'static str, value: usize, least: usize, most: usize) -> Result<(), ConfigError> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(ConfigError::Number { name, range: format!("from {least} to {most}"), got: value.to_string() })
 }
+
+/// Keys of `config.json` that say nothing about the model.
+const FOREIGN: [&str; 4] = ["model_type", "architectures", "torch_dtype", "transformers_version"];
 
 impl ModelConfig {
     /// Everything that can be wrong.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        for (name, value) in [
-            ("vocab_size", self.vocab_size),
-            ("hidden_size", self.hidden_size),
-            ("num_hidden_layers", self.num_hidden_layers),
-            ("mup_base_width", self.mup_base_width),
+        for (name, value, least, most) in [
+            ("vocab_size", self.vocab_size, 1, 1 << 26),
+            ("hidden_size", self.hidden_size, 1, WIDEST),
+            ("intermediate_size", self.intermediate_size, 0, WIDEST),
+            ("num_hidden_layers", self.num_hidden_layers, 1, 1 << 14),
+            ("mup_base_width", self.mup_base_width, 1, WIDEST),
         ] {
-            at_least_one(name, value)?;
+            between(name, value, least, most)?;
         }
         if !(self.initializer_range.is_finite() && self.initializer_range > 0.0) {
             let got = self.initializer_range.to_string();
@@ -369,13 +394,14 @@ impl ModelConfig {
         serde_json::to_string_pretty(self).expect("a configuration is plain data")
     }
 
-    /// Reads `config.json`. Unknown keys are refused: a misspelt one would go unnoticed.
+    /// Reads `config.json`. Unknown keys are refused, but for those that other programs add: a misspelt one would go unnoticed.
     pub fn from_json(json: &str) -> Result<Self, ConfigError> {
         let value: serde_json::Value = serde_json::from_str(json).map_err(|e| ConfigError::Json(e.to_string()))?;
         let config: Self = serde_json::from_value(value.clone()).map_err(|e| ConfigError::Json(e.to_string()))?;
         let known = serde_json::to_value(&config).expect("a configuration is plain data");
         if let (Some(got), Some(known)) = (value.as_object(), known.as_object())
-            && let Some(unknown) = got.keys().find(|key| !known.contains_key(*key))
+            && let Some(unknown) =
+                got.keys().find(|key| !known.contains_key(*key) && !FOREIGN.contains(&key.as_str()))
         {
             return Err(ConfigError::Unknown {
                 what: "key",

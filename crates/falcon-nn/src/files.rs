@@ -9,9 +9,9 @@ use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, TensorView};
 use thiserror::Error;
 
 use crate::config::{ConfigError, ModelConfig, nearest};
+use crate::init::Init;
 use crate::mixer::Arrays;
 use crate::model::{Model, ModelState};
-use crate::ops::Path;
 
 /// What can be wrong with a file.
 #[derive(Debug, Error)]
@@ -74,23 +74,25 @@ pub enum FileError {
         /// The shape it should have.
         expected: Vec<usize>,
     },
-    /// A saved state that is not one of this model.
-    #[error("the state of another model: {name:?} has shape {got:?}, this model's has {expected:?}")]
-    State {
-        /// The array.
-        name: String,
-        /// Its shape; empty if it is not there.
-        got: Vec<usize>,
-        /// The shape it should have.
-        expected: Vec<usize>,
+    /// Far fewer numbers than the configuration describes.
+    #[error("{path}: {got} numbers, its configuration describes a model of {expected}")]
+    Count {
+        /// The file.
+        path: PathBuf,
+        /// How many there are.
+        got: usize,
+        /// How many there should be.
+        expected: usize,
     },
-    /// A saved state whose windows cannot be.
-    #[error("not a state: {name:?}: {error}")]
-    Counts {
+    /// A saved state with counts that cannot be.
+    #[error("{path}: not a state: {name:?} holds {got}")]
+    Number {
+        /// The file.
+        path: PathBuf,
         /// The array.
         name: String,
-        /// What is wrong with it.
-        error: falcon_kernels::Error,
+        /// What is in it.
+        got: String,
     },
     /// A tensor has another type.
     #[error("{path}: tensor {name:?} is {got:?}, only F32 can be read")]
@@ -122,21 +124,26 @@ impl Model {
         write(&folder.join(CONFIG_FILE), self.config().to_json().as_bytes())
     }
 
-    /// Reads what [`Model::save`] wrote. Every name and shape is checked before anything is made.
+    /// Reads what [`Model::save`] wrote. Every name and shape is checked.
     pub fn load(folder: &FilePath, device: &Device) -> Result<Self, FileError> {
         let path = folder.join(CONFIG_FILE);
         let json = std::fs::read_to_string(&path).map_err(|error| FileError::Io { path: path.clone(), error })?;
         let config =
             ModelConfig::from_json(&json).map_err(|error| FileError::Config { path: path.clone(), error })?;
-        let model =
-            Self::new(&config, Path::of(device), 0, device).map_err(|error| FileError::Config { path, error })?;
-        let path = folder.join(WEIGHTS_FILE);
-        let bytes = std::fs::read(&path).map_err(|error| FileError::Io { path: path.clone(), error })?;
-        model.with_weights(&bytes, &path)
+        let weights = folder.join(WEIGHTS_FILE);
+        let bytes = std::fs::read(&weights).map_err(|error| FileError::Io { path: weights.clone(), error })?;
+        // A configuration of another model could ask for any amount of memory.
+        let (got, expected) = (bytes.len() / size_of::<f32>(), config.parameter_count());
+        if expected / 2 > got + (1 << 20) {
+            return Err(FileError::Count { path: weights, got, expected });
+        }
+        let model = Self::with_init(&config, &mut Init::new(0, device).blank())
+            .map_err(|error| FileError::Config { path, error })?;
+        model.with_weights(&bytes, &weights)
     }
 
     /// This model with the weights of a safetensors file. `path` is for messages.
-    pub fn with_weights(self, bytes: &[u8], path: &FilePath) -> Result<Self, FileError> {
+    fn with_weights(self, bytes: &[u8], path: &FilePath) -> Result<Self, FileError> {
         let path = path.to_path_buf();
         let file =
             SafeTensors::deserialize(bytes).map_err(|error| FileError::Damaged { path: path.clone(), error })?;
@@ -170,6 +177,7 @@ const POSITIONS: &str = "positions";
 impl Model {
     /// Writes a state to a file, to be gone on from another day.
     pub fn save_state(&self, state: &ModelState, path: &FilePath) -> Result<(), FileError> {
+        assert_eq!(self.layers().len(), state.layers.len(), "layers of the model, and of the state");
         let mut arrays = BTreeMap::new();
         for (index, (layer, state)) in self.layers().iter().zip(&state.layers).enumerate() {
             for (name, array) in layer.mixer().owner().arrays(state) {
@@ -194,20 +202,21 @@ impl Model {
             }
             arrays.insert(name, (tensor.shape().to_vec(), floats(tensor.data())));
         }
-        let (shape, halves) = arrays.remove(POSITIONS).unwrap_or_default();
-        if shape.len() != 2 || shape[0] == 0 || shape[1] != 2 {
-            return Err(FileError::State { name: POSITIONS.into(), got: shape, expected: vec![1, 2] });
-        }
+        let mut arrays = Arrays { of: arrays, path: path.into(), prefix: String::new() };
+        let sequences = arrays.shape(POSITIONS).and_then(|shape| shape.first().copied()).unwrap_or(0);
+        let halves = arrays.counts(POSITIONS, &[sequences, 2])?;
         let (halves, _) = halves.as_chunks::<2>();
-        let positions: Vec<usize> =
-            halves.iter().map(|[high, low]| ((*high as usize) << 24) + *low as usize).collect();
-        let layers = self.layers().iter().enumerate().map(|(index, layer)| {
-            let arrays = Arrays { of: &mut arrays, prefix: format!("layers.{index}.") };
-            layer.mixer().owner().restore(positions.clone(), arrays)
-        });
-        let layers = layers.collect::<Result<_, _>>()?;
-        match arrays.into_iter().next() {
-            Some((name, (got, _))) => Err(FileError::State { name, got, expected: Vec::new() }),
+        let positions: Vec<usize> = halves.iter().map(|[high, low]| (high << 24) + low).collect();
+        let mut layers = Vec::new();
+        for (index, layer) in self.layers().iter().enumerate() {
+            arrays.prefix = format!("layers.{index}.");
+            layers.push(layer.mixer().owner().restore(&positions, &mut arrays)?);
+        }
+        match arrays.of.into_keys().next() {
+            Some(name) => {
+                let (path, hint) = (path.into(), "is it the state of another model?".into());
+                Err(FileError::Unexpected { path, name, hint })
+            }
             None => Ok(ModelState { layers }),
         }
     }
@@ -233,7 +242,11 @@ fn serialise(arrays: &BTreeMap<String, (Vec<usize>, Vec<f32>)>) -> Vec<u8> {
 fn write(path: &FilePath, bytes: &[u8]) -> Result<(), FileError> {
     let io = |error| FileError::Io { path: path.into(), error };
     let folder = path.parent().unwrap_or(FilePath::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
+    let mut builder = tempfile::Builder::new();
+    // As any new file, subject to the umask; temporary files are private otherwise.
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let mut file = builder.tempfile_in(folder).map_err(io)?;
     file.write_all(bytes).map_err(io)?;
     file.as_file().sync_all().map_err(io)?;
     file.persist(path).map_err(|error| io(error.error))?;

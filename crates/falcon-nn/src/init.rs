@@ -10,7 +10,8 @@ use crate::ops::Path;
 
 /// Makes parameters.
 pub struct Init {
-    rng: StdRng,
+    /// None where all numbers are to be replaced.
+    rng: Option<StdRng>,
     device: Device,
     path: Path,
     /// Residual branches that are summed; what ends one starts smaller by the root of their number.
@@ -20,7 +21,17 @@ pub struct Init {
 impl Init {
     /// Parameters on `device`, the same for the same `seed`.
     pub fn new(seed: u64, device: &Device) -> Self {
-        Self { rng: StdRng::seed_from_u64(seed), device: device.clone(), path: Path::of(device), branches: 1 }
+        Self {
+            rng: Some(StdRng::seed_from_u64(seed)),
+            device: device.clone(),
+            path: Path::of(device),
+            branches: 1,
+        }
+    }
+
+    /// Zeros instead of random numbers, for parameters that will be read from a file.
+    pub(crate) fn blank(self) -> Self {
+        Self { rng: None, ..self }
     }
 
     /// The same for a model in which this many branches add to one stream.
@@ -38,30 +49,36 @@ impl Init {
     }
 
     /// Independent normal numbers.
-    pub fn normal<const D: usize>(&mut self, shape: [usize; D], std: f64) -> Param<Tensor<D>> {
+    pub(crate) fn normal<const D: usize>(&mut self, shape: [usize; D], std: f64) -> Param<Tensor<D>> {
         let count = shape.iter().product();
-        let data = (0..count).map(|_| (self.rng.sample::<f64, _>(StandardNormal) * std) as f32).collect();
+        let data = match &mut self.rng {
+            Some(rng) => (0..count).map(|_| (rng.sample::<f64, _>(StandardNormal) * std) as f32).collect(),
+            None => vec![0.0; count],
+        };
         self.tensor(data, shape)
     }
 
     /// A matrix `[out, in]` that keeps the size of what it is applied to.
-    pub fn matrix(&mut self, out: usize, inputs: usize) -> Param<Tensor<2>> {
+    pub(crate) fn matrix(&mut self, out: usize, inputs: usize) -> Param<Tensor<2>> {
         self.normal([out, inputs], (inputs as f64).sqrt().recip())
     }
 
     /// A matrix `[out, in]` that ends a residual branch.
-    pub fn last_matrix(&mut self, out: usize, inputs: usize) -> Param<Tensor<2>> {
+    pub(crate) fn last_matrix(&mut self, out: usize, inputs: usize) -> Param<Tensor<2>> {
         self.normal([out, inputs], ((inputs * self.branches) as f64).sqrt().recip())
     }
 
     /// Numbers that are `f` of uniform ones in `[0, 1)`.
-    pub fn uniform(&mut self, count: usize, f: impl Fn(f64) -> f64) -> Param<Tensor<1>> {
-        let data = (0..count).map(|_| f(self.rng.random::<f64>()) as f32).collect();
+    pub(crate) fn uniform(&mut self, count: usize, f: impl Fn(f64) -> f64) -> Param<Tensor<1>> {
+        let data = match &mut self.rng {
+            Some(rng) => (0..count).map(|_| f(rng.random::<f64>()) as f32).collect(),
+            None => vec![0.0; count],
+        };
         self.tensor(data, [count])
     }
 
     /// Given numbers.
-    pub fn values(&self, values: impl Iterator<Item = f64>) -> Param<Tensor<1>> {
+    pub(crate) fn values(&self, values: impl Iterator<Item = f64>) -> Param<Tensor<1>> {
         let data: Vec<_> = values.map(|x| x as f32).collect();
         let count = data.len();
         self.tensor(data, [count])

@@ -9,7 +9,7 @@
 //! use falcon_nn::MixerConfig;
 //!
 //! let device = Device::flex(); // `.autodiff()` to train
-//! let layer = MixerConfig::preset("falcon-1a.3", 64, 4)?.init(64, &device)?;
+//! let layer = MixerConfig::preset("falcon-1a.3", 64, 4)?.init(64, 0, &device)?;
 //! let x = Tensor::<3>::random([2, 50, 64], Distribution::Default, &device);
 //! let y = layer.forward(x.clone());
 //!
@@ -64,9 +64,8 @@ pub use config::{
 };
 pub use files::{CONFIG_FILE, FileError, WEIGHTS_FILE};
 pub use init::Init;
-pub use layers::{Linear, RmsNorm, ShortConv, SwiGlu};
 pub use mixer::{Mixer, MixerState};
-pub use model::{Block, Embedding, Model, ModelState};
+pub use model::{Block, Model, ModelState};
 pub use names::{Parameter, Values};
 pub use ops::Path;
 pub use presets::{PRESETS, SIZES};

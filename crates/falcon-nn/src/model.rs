@@ -101,24 +101,26 @@ impl Block {
 impl Model {
     /// A model with the initial parameters of `seed`, computing by `path`.
     pub fn new(config: &ModelConfig, path: Path, seed: u64, device: &Device) -> Result<Self, ConfigError> {
-        config.validate()?;
         let branches = config.num_hidden_layers * if config.intermediate_size > 0 { 2 } else { 1 };
-        let mut init = Init::new(seed, device).path(path).branches(branches);
+        Self::with_init(config, &mut Init::new(seed, device).path(path).branches(branches))
+    }
+
+    pub(crate) fn with_init(config: &ModelConfig, init: &mut Init) -> Result<Self, ConfigError> {
+        config.validate()?;
         let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
         let embeddings = Embedding { weight: init.normal([vocabulary, hidden], config.initializer_range) };
-        let layers: Result<Vec<_>, _> =
-            (0..config.num_hidden_layers).map(|_| Block::new(config, &mut init)).collect();
+        let layers: Result<Vec<_>, _> = (0..config.num_hidden_layers).map(|_| Block::new(config, init)).collect();
         let lm_head = (!config.tie_word_embeddings).then(|| {
             let weight = init.normal([vocabulary, hidden], config.initializer_range);
-            Linear::new(weight, &init)
+            Linear::new(weight, init)
         });
         Ok(Self {
             embeddings,
             layers: layers?,
-            norm: RmsNorm::new(hidden, config.mixer.norm_eps, &init),
+            norm: RmsNorm::new(hidden, config.mixer.norm_eps, init),
             lm_head,
             config: config.clone(),
-            path,
+            path: init.layers_path(),
         })
     }
 
@@ -132,7 +134,8 @@ impl Model {
         &self.config
     }
 
-    /// How it computes. A device without kernels of ours takes [`Path::Tensors`]; nothing falls back unsaid.
+    /// How it computes: settled when it is made or loaded, by the device it is made on. One without kernels of ours takes
+    /// [`Path::Tensors`]; nothing falls back unsaid.
     pub fn path(&self) -> Path {
         self.path
     }
@@ -156,6 +159,9 @@ impl Model {
     /// Logits `[batch, time, vocabulary]` of the next tokens `[batch, time]`, moving `state` on.
     pub fn resume(&self, tokens: Tensor<2, Int>, state: &mut ModelState) -> Tensor<3> {
         let [batch, time] = tokens.dims();
+        if batch * time == 0 {
+            return Tensor::zeros([batch, time, self.config.vocab_size], &self.device());
+        }
         let logits = self.run(tokens.reshape([batch * time]), &Sequences::uniform(batch, time), state);
         logits.reshape([batch, time, self.config.vocab_size])
     }
@@ -175,7 +181,6 @@ impl Model {
     /// What the output matrix is applied to, `[tokens, hidden]`.
     pub fn hidden(&self, tokens: Tensor<1, Int>, sequences: &Sequences, state: &mut ModelState) -> Tensor<2> {
         assert_eq!(tokens.dims()[0], sequences.tokens(), "tokens given, and tokens of the sequences");
-        assert_eq!(state.positions().len(), sequences.count(), "sequences of the state, and sequences given");
         let rotary = self.layers[0].attn.rotary(sequences, state.positions());
         let mut x = self.embeddings.weight.val().select(0, tokens);
         for (layer, state) in self.layers.iter().zip(&mut state.layers) {

@@ -62,6 +62,12 @@ const UNNAMED: [&str; 3] = ["project", "gate", "output"];
 impl Stack {
     fn name(&self) -> String {
         let named = self.0.iter().map(String::as_str).filter(|part| !UNNAMED.contains(part));
+        // As state-space models spell theirs.
+        let named = named.map(|part| match part {
+            "a_log" => "A_log",
+            "d" => "D",
+            part => part,
+        });
         let name = named.collect::<Vec<_>>().join(".");
         if name.starts_with("lm_head") { name } else { format!("model.{name}") }
     }

@@ -64,7 +64,12 @@ fn size(name: &str) -> Result<Size, ConfigError> {
 impl MixerConfig {
     /// A mixer by name, for a residual stream of `hidden` numbers: a preset of the paper, the start of something else.
     pub fn preset(name: &str, hidden: usize, heads: usize) -> Result<Self, ConfigError> {
-        let width = hidden.checked_div(heads).unwrap_or(0);
+        let wrong =
+            |name, range: String, got: usize| Err(ConfigError::Number { name, range, got: got.to_string() });
+        if heads == 0 || hidden == 0 || !hidden.is_multiple_of(heads) {
+            return wrong("hidden size", format!("a multiple of the {heads} heads"), hidden);
+        }
+        let width = hidden / heads;
         let base = |mixer: &str| Self {
             mixer: mixer.into(),
             num_heads: heads,
@@ -132,6 +137,9 @@ impl MixerConfig {
                 ..base("retnet")
             },
             // Dao and Gu: twice the width, one group of B and C, no SwiGLU beside it.
+            "mamba2" if 2 * hidden > 64 && !hidden.is_multiple_of(32) => {
+                return wrong("hidden size", "a multiple of 32, half of Mamba-2's heads".into(), hidden);
+            }
             "mamba2" => Self {
                 num_heads: 2 * hidden / 64.min(2 * hidden),
                 num_key_heads: 1,

@@ -12,8 +12,15 @@ impl Sequences {
         Self { offsets: (0..=batch).map(|i| i * time).collect() }
     }
 
-    /// Sequences of these lengths: documents packed into a batch, say. Nothing passes from one to the next.
+    /// Sequences of these lengths, none of them empty: documents packed into a batch, say. Nothing passes from one to the next.
+    ///
+    /// # Panics
+    ///
+    /// If one is empty.
     pub fn packed(lengths: &[usize]) -> Self {
+        if let Some(empty) = lengths.iter().position(|length| *length == 0) {
+            panic!("sequence {empty} of {} is empty", lengths.len());
+        }
         let mut offsets = vec![0];
         offsets.extend(lengths.iter().scan(0, |end, length| {
             *end += length;

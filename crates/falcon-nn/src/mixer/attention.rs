@@ -47,8 +47,7 @@ pub(crate) fn attend(
     cache: &mut Cache,
 ) -> Tensor<3> {
     let count = sequences.count();
-    let [key_heads, heads] = [&k, &v].map(|x| x.dims()[1]);
-    if path == Path::Kernels && cache.parts.is_empty() && key_heads == heads {
+    if path == Path::Kernels && cache.parts.is_empty() {
         let rows = |tokens: std::ops::Range<usize>, batch: usize| {
             [&k, &v].map(|x| by_heads(x.clone().detach().slice_dim(0, tokens.clone()), batch)).into()
         };
@@ -86,9 +85,7 @@ fn batch(
     [count, time]: [usize; 2],
     past: Option<Part>,
 ) -> (Tensor<3>, Part) {
-    let group = v.dims()[1] / k.dims()[1];
     let [q, k, v] = [q, k, v].map(|x| by_heads(x, count));
-    let [q, k] = [q, k].map(|x| if group > 1 { repeat_heads(x, group) } else { x });
     let (k, v) = match past {
         Some((k_past, v_past)) => (Tensor::cat(vec![k_past, k], 2), Tensor::cat(vec![v_past, v], 2)),
         None => (k, v),
@@ -111,11 +108,4 @@ fn batch(
 fn by_heads(x: Tensor<3>, batch: usize) -> Tensor<4> {
     let [tokens, heads, dim] = x.dims();
     x.reshape([batch, tokens / batch, heads, dim]).swap_dims(1, 2)
-}
-
-/// Head `h` of the result is head `h / times`.
-fn repeat_heads(x: Tensor<4>, times: usize) -> Tensor<4> {
-    let [batch, heads, time, dim] = x.dims();
-    let x = x.reshape([batch, heads, 1, time * dim]).expand([batch, heads, times, time * dim]);
-    x.reshape([batch, heads * times, time, dim])
 }

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The paper names ctx-η without defining it; the nominal energy `Ē` is that of a normalised key, and the bound this gives is in
-//! [`MixerConfig::nominal_energy`]. The bias `b` of the ridge starts spread over the heads, so that their memories span tens to hundreds
-//! of tokens from the first step on; it and Mamba's are vectors, no bias of a projection.
+//! [`MixerConfig::nominal_energy`]. The bias `b` of the ridge starts spread over the heads, so that their memories span ten to a hundred and
+//! fifty tokens from the first step on; it and Mamba's are vectors, no bias of a projection.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Tensor, activation};
@@ -39,7 +39,7 @@ pub(crate) struct Gates {
     pub decay: Option<Tensor<3>>,
 }
 
-/// Biases of the ridge, from the first head to the last: `γ` from 0.99 to 0.88 where the step size is 1.
+/// Biases of the ridge, from the first head to the last: `γ` from 0.99 to 0.89 where `β` is 1.
 const LAMBDA_BIAS: (f64, f64) = (-5.0, -2.0);
 
 impl Gate {

@@ -44,9 +44,9 @@ pub struct Mixer {
 }
 
 impl MixerConfig {
-    /// A layer for a residual stream of `hidden` numbers, on the fastest path that `device` has.
-    pub fn init(&self, hidden: usize, device: &Device) -> Result<Mixer, ConfigError> {
-        Mixer::new(self, hidden, &mut Init::new(0, device))
+    /// A layer for a residual stream of `hidden` numbers with the initial parameters of `seed`, on the fastest path that `device` has.
+    pub fn init(&self, hidden: usize, seed: u64, device: &Device) -> Result<Mixer, ConfigError> {
+        Mixer::new(self, hidden, &mut Init::new(seed, device))
     }
 }
 
@@ -66,7 +66,7 @@ impl Mixer {
         })
     }
 
-    /// How it computes.
+    /// How it computes: settled when it was made, by the device it was made on.
     pub fn path(&self) -> Path {
         self.path
     }
@@ -81,10 +81,17 @@ impl Mixer {
     /// or one token at a time.
     pub fn resume(&self, x: Tensor<3>, state: &mut MixerState) -> Tensor<3> {
         let [batch, time, hidden] = x.dims();
-        let sequences = Sequences::uniform(batch, time);
-        let rotary = self.rotary(&sequences, &state.positions);
-        let y = self.mix(x.reshape([batch * time, hidden]), &sequences, rotary.as_ref(), state);
+        if batch * time == 0 {
+            return x;
+        }
+        let y = self.run(x.reshape([batch * time, hidden]), &Sequences::uniform(batch, time), state);
         y.reshape([batch, time, hidden])
+    }
+
+    /// The next tokens of packed sequences, `[tokens, hidden]`, moving `state` on.
+    pub fn run(&self, x: Tensor<2>, sequences: &Sequences, state: &mut MixerState) -> Tensor<2> {
+        let rotary = self.rotary(sequences, &state.positions);
+        self.mix(x, sequences, rotary.as_ref(), state)
     }
 
     /// The state before the first token of `sequences` sequences.
@@ -110,13 +117,14 @@ impl Mixer {
         rotary: Option<&Rotary>,
         state: &mut MixerState,
     ) -> Tensor<2> {
+        assert_eq!(state.positions.len(), sequences.count(), "sequences of the state, and sequences given");
         let (q, k, v) = self.project.forward(x.clone(), sequences, &mut state.conv);
         let (q, k, v) = self.feature.forward(q, k, v, rotary);
         let read = match (&self.rule, &mut state.memory) {
             (Some(of), Memory::Rule(memory)) => {
                 let Gates { gain, decay } = self.gate.forward(x.clone());
                 let inputs = RuleInputs { q, k, v: v.clone(), gain, decay };
-                let before = memory.take().expect("a call puts the state back");
+                let before = memory.take().expect("no earlier call panicked");
                 let (read, after) = rule(of, inputs, sequences, before);
                 *memory = Some(after);
                 read

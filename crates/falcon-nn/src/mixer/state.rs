@@ -1,6 +1,7 @@
 //! What a mixer keeps of a sequence.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use falcon_kernels::{Rule, Sizes, State};
@@ -101,55 +102,75 @@ impl Owner<'_> {
         arrays
     }
 
-    /// Undoes [`Owner::arrays`], taking what it needs.
-    pub fn restore(&self, positions: Vec<usize>, mut arrays: Arrays<'_>) -> Result<MixerState, FileError> {
+    /// Undoes [`Owner::arrays`], taking what it needs. Nothing is made that the file does not hold.
+    pub fn restore(&self, positions: &[usize], arrays: &mut Arrays) -> Result<MixerState, FileError> {
         let sequences = positions.len();
-        let mut state = self.fresh(sequences);
-        let begun = positions.iter().any(|position| *position > 0);
         let MixerConfig { num_heads, num_key_heads, head_dim, head_v_dim, conv_size, .. } = *self.config;
-        if begun && conv_size > 1 {
+        let mut conv = [None, None, None];
+        if conv_size > 1 && arrays.shape(CONVS[0]).is_some() {
             let (keys, values) = (num_key_heads * head_dim, num_heads * head_v_dim);
-            for ((past, name), channels) in state.conv.iter_mut().zip(CONVS).zip([keys, keys, values]) {
+            for ((past, name), channels) in conv.iter_mut().zip(CONVS).zip([keys, keys, values]) {
                 *past = Some(arrays.tensor(name, [sequences, conv_size - 1, channels], &self.device)?);
             }
         }
-        match (&mut state.memory, self.rule) {
-            (Memory::Rule(memory), Some(rule)) => {
-                let numbers = arrays.rule_state(rule, &self.sizes(sequences))?;
-                *memory = Some(RuleState::new(self.path, rule, numbers, &self.device));
+        let memory = match self.rule {
+            Some(rule) => {
+                let state = arrays.rule_state(rule, &self.sizes(sequences), positions)?;
+                Memory::Rule(Some(RuleState::new(self.path, rule, state, &self.device)))
             }
-            (Memory::Cache(cache), _) if begun => {
-                // Equally long sequences are one part, others one each.
-                let together = positions.iter().all(|position| *position == positions[0]);
-                let (count, batch) = if together { (1, sequences) } else { (sequences, 1) };
-                let mut parts = Vec::new();
-                for (part, time) in positions.iter().enumerate().take(count) {
-                    let keys = [batch, num_heads, *time, head_dim];
-                    let values = [batch, num_heads, *time, head_v_dim];
-                    let k = arrays.tensor(&format!("cache.{part}.keys"), keys, &self.device)?;
-                    let v = arrays.tensor(&format!("cache.{part}.values"), values, &self.device)?;
-                    parts.push((k, v));
-                }
-                *cache = Cache::from_parts(parts);
-            }
-            _ => {}
+            None => Memory::Cache(self.cache(positions, arrays)?),
+        };
+        Ok(MixerState { conv, memory, positions: positions.to_vec() })
+    }
+
+    fn cache(&self, positions: &[usize], arrays: &mut Arrays) -> Result<Cache, FileError> {
+        let (sequences, config) = (positions.len(), self.config);
+        let names = |part: usize| [format!("cache.{part}.keys"), format!("cache.{part}.values")];
+        let count = (0..sequences).take_while(|part| arrays.shape(&names(*part)[0]).is_some()).count();
+        // Of all sequences together, or one by one.
+        let together = count == 1 && positions.iter().all(|position| *position == positions[0]);
+        if count < sequences && !together && positions.iter().any(|position| *position > 0) {
+            return Err(arrays.number("cache", format!("{count} parts for {sequences} sequences")));
         }
-        state.positions = positions;
-        Ok(state)
+        let batch = if together { sequences } else { 1 };
+        let mut parts = Vec::new();
+        for (part, time) in positions.iter().enumerate().take(count) {
+            let [keys, values] = names(part);
+            let k = arrays.tensor(&keys, [batch, config.num_heads, *time, config.head_dim], &self.device)?;
+            let v = arrays.tensor(&values, [batch, config.num_heads, *time, config.head_v_dim], &self.device)?;
+            parts.push((k, v));
+        }
+        Ok(Cache::from_parts(parts))
     }
 }
 
 /// The arrays of a file, of which one mixer takes those that begin with its prefix.
-pub(crate) struct Arrays<'a> {
-    pub of: &'a mut BTreeMap<String, Array>,
+pub(crate) struct Arrays {
+    pub of: BTreeMap<String, Array>,
+    /// For messages.
+    pub path: PathBuf,
     pub prefix: String,
 }
 
-impl Arrays<'_> {
+impl Arrays {
+    fn name(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.of.get(&self.name(name)).map(|(shape, _)| shape.as_slice())
+    }
+
     fn take(&mut self, name: &str, expected: &[usize]) -> Result<Vec<f32>, FileError> {
-        let name = format!("{}{name}", self.prefix);
-        let (got, data) = self.of.remove(&name).unwrap_or_default();
-        if got == expected { Ok(data) } else { Err(FileError::State { name, got, expected: expected.to_vec() }) }
+        let (path, name) = (self.path.clone(), self.name(name));
+        match self.of.remove(&name) {
+            Some((shape, data)) if shape == expected => Ok(data),
+            Some((got, _)) => Err(FileError::Shape { path, name, got, expected: expected.to_vec() }),
+            None => {
+                let hint = "is it the state of another model?".into();
+                Err(FileError::Missing { path, name, shape: expected.to_vec(), hint })
+            }
+        }
     }
 
     fn tensor<const D: usize>(
@@ -162,22 +183,37 @@ impl Arrays<'_> {
         Ok(Tensor::from_data(TensorData::new(data, shape), device))
     }
 
-    fn rule_state(&mut self, rule: &Rule, sizes: &Sizes) -> Result<State<f32>, FileError> {
+    /// Whole numbers, which files hold as exact floats.
+    pub fn counts(&mut self, name: &str, shape: &[usize]) -> Result<Vec<usize>, FileError> {
+        let numbers = self.take(name, shape)?;
+        let whole = |x: &f32| (*x >= 0.0 && *x < (1 << 24) as f32 && x.fract() == 0.0).then_some(*x as usize);
+        let counts: Result<_, f32> = numbers.iter().map(|x| whole(x).ok_or(*x)).collect();
+        counts.map_err(|got| self.number(name, format!("{got}, which is no count")))
+    }
+
+    fn number(&self, name: &str, got: String) -> FileError {
+        FileError::Number { path: self.path.clone(), name: self.name(name), got }
+    }
+
+    fn rule_state(&mut self, rule: &Rule, sizes: &Sizes, positions: &[usize]) -> Result<State<f32>, FileError> {
+        let &Sizes { sequences, heads, dim_k, dim_v, .. } = sizes;
+        let memory = self.take("memory", &[sequences, heads, dim_k, rule.state_columns(dim_v)])?;
         let mut state = State::fresh(rule, sizes);
-        let [memory, last_key, tail_keys, tail_values] = state.shapes();
-        (state.memory, state.last_key) = (self.take("memory", &memory)?, self.take("last_key", &last_key)?);
+        let [_, last_key, tail_keys, tail_values] = state.shapes();
+        (state.memory, state.last_key) = (memory, self.take("last_key", &last_key)?);
         if rule.tail_capacity() > 0 {
             state.tail_x = self.take("tail_keys", &tail_keys)?;
             state.tail_v = self.take("tail_values", &tail_values)?;
         }
-        let counts = self.take("counts", &[2, sizes.sequences])?;
-        let (tails, started) = counts.split_at(sizes.sequences);
-        state.tail_len = tails.iter().map(|length| *length as usize).collect();
-        state.started = started.iter().map(|started| *started != 0.0).collect();
-        match state.check(rule, sizes) {
-            Ok(()) => Ok(state),
-            Err(error) => Err(FileError::Counts { name: format!("{}counts", self.prefix), error }),
+        let counts = self.counts("counts", &[2, sequences])?;
+        let (tails, started) = counts.split_at(sequences);
+        state.tail_len = tails.to_vec();
+        state.started = started.iter().map(|started| *started > 0).collect();
+        if state.started.iter().zip(positions).any(|(started, position)| *started != (*position > 0)) {
+            return Err(self.number("counts", "sequences that have begun without a token, or the reverse".into()));
         }
+        state.check(rule, sizes).map_err(|error| self.number("counts", error.to_string()))?;
+        Ok(state)
     }
 }
 

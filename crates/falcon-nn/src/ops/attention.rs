@@ -75,7 +75,13 @@ impl Attention {
 }
 
 /// Puts the rows of heads where they belong in `[tokens, heads, dim]`.
-fn scatter(to: &mut [f32], heads: usize, dim: usize, (tokens, head): &(std::ops::Range<usize>, usize), rows: &[f32]) {
+fn scatter(
+    to: &mut [f32],
+    heads: usize,
+    dim: usize,
+    (tokens, head): &(std::ops::Range<usize>, usize),
+    rows: &[f32],
+) {
     for (t, row) in tokens.clone().zip(rows.chunks_exact(dim)) {
         to[(t * heads + head) * dim..][..dim].copy_from_slice(row);
     }
@@ -120,7 +126,9 @@ impl SliceOp for Attention {
                 vectorised(
                     #[inline(always)]
                     || {
-                        for (t, (grad, p)) in grad_a.chunks_exact_mut(time).zip(of.p.chunks_exact(time)).enumerate() {
+                        for (t, (grad, p)) in
+                            grad_a.chunks_exact_mut(time).zip(of.p.chunks_exact(time)).enumerate()
+                        {
                             let (grad, future) = grad.split_at_mut(t + 1);
                             let along = dot(grad, &p[..=t]);
                             grad.iter_mut().zip(p).for_each(|(grad, p)| *grad = p * (*grad - along));

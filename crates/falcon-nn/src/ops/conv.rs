@@ -135,43 +135,47 @@ impl SliceOp for Conv {
         let mut grad_p = Vec::new();
         if self.silu {
             grad_p = grad.to_vec();
-            cut(&mut grad_p, &blocks, channels).into_par_iter().zip(&blocks).for_each(|(grad, (sequence, tokens))| {
-                let mut p = vec![0.0; channels];
+            cut(&mut grad_p, &blocks, channels).into_par_iter().zip(&blocks).for_each(
+                |(grad, (sequence, tokens))| {
+                    let mut p = vec![0.0; channels];
+                    vectorised(
+                        #[inline(always)]
+                        || {
+                            for (t, grad) in tokens.clone().zip(grad.chunks_exact_mut(channels)) {
+                                call.filter(*sequence, t, &mut p);
+                                for (grad, p) in grad.iter_mut().zip(&p) {
+                                    let s = sigmoid(*p);
+                                    *grad *= s * (1.0 + p * (1.0 - s));
+                                }
+                            }
+                        },
+                    );
+                },
+            );
+        }
+        let grad_p: &[f32] = if self.silu { &grad_p } else { grad };
+        let mut grad_x = vec![0.0; grad.len()];
+        cut(&mut grad_x, &blocks, channels).into_par_iter().zip(&blocks).for_each(
+            |(grad_x, (sequence, tokens))| {
+                let end = self.offsets[sequence + 1];
                 vectorised(
                     #[inline(always)]
                     || {
-                        for (t, grad) in tokens.clone().zip(grad.chunks_exact_mut(channels)) {
-                            call.filter(*sequence, t, &mut p);
-                            for (grad, p) in grad.iter_mut().zip(&p) {
-                                let s = sigmoid(*p);
-                                *grad *= s * (1.0 + p * (1.0 - s));
+                        for (t, grad_x) in tokens.clone().zip(grad_x.chunks_exact_mut(channels)) {
+                            for (tap, filter) in call.filters.chunks_exact(channels).enumerate() {
+                                let later = t + taps - 1 - tap;
+                                if later < end {
+                                    let grad = &grad_p[later * channels..][..channels];
+                                    for ((grad_x, w), dp) in grad_x.iter_mut().zip(filter).zip(grad) {
+                                        *grad_x += w * dp;
+                                    }
+                                }
                             }
                         }
                     },
                 );
-            });
-        }
-        let grad_p: &[f32] = if self.silu { &grad_p } else { grad };
-        let mut grad_x = vec![0.0; grad.len()];
-        cut(&mut grad_x, &blocks, channels).into_par_iter().zip(&blocks).for_each(|(grad_x, (sequence, tokens))| {
-            let end = self.offsets[sequence + 1];
-            vectorised(
-                #[inline(always)]
-                || {
-                    for (t, grad_x) in tokens.clone().zip(grad_x.chunks_exact_mut(channels)) {
-                        for (tap, filter) in call.filters.chunks_exact(channels).enumerate() {
-                            let later = t + taps - 1 - tap;
-                            if later < end {
-                                let grad = &grad_p[later * channels..][..channels];
-                                for ((grad_x, w), dp) in grad_x.iter_mut().zip(filter).zip(grad) {
-                                    *grad_x += w * dp;
-                                }
-                            }
-                        }
-                    }
-                },
-            );
-        });
+            },
+        );
         // Blocks do not depend on the number of threads, and are added in order.
         let parts: Vec<Vec<f32>> = blocks
             .par_iter()

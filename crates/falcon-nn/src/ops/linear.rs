@@ -24,7 +24,12 @@ impl SliceOp for Linear {
         let [x, weight] = inputs else { unreachable!("two inputs") };
         let ([tokens, width], outputs) = ([x.shape[0], x.shape[1]], weight.shape[0]);
         let mut y = vec![0.0; tokens * outputs];
-        matmul_parallel(MatMut::new(&mut y, outputs), 0.0, Mat::new(x.data, width), Mat::new(weight.data, width).t());
+        matmul_parallel(
+            MatMut::new(&mut y, outputs),
+            0.0,
+            Mat::new(x.data, width),
+            Mat::new(weight.data, width).t(),
+        );
         Array { data: y, shape: vec![tokens, outputs] }
     }
 

@@ -105,7 +105,8 @@ impl SliceOp for NormOp {
             vectorised(
                 #[inline(always)]
                 || {
-                    let rows = x.data[first * width..].chunks_exact(width).zip(grad[first * width..].chunks_exact(width));
+                    let rows =
+                        x.data[first * width..].chunks_exact(width).zip(grad[first * width..].chunks_exact(width));
                     for (grad_x, (x, grad)) in grad_x.chunks_exact_mut(width).zip(rows) {
                         let r = self.scale(x);
                         // g, in its place.

@@ -128,20 +128,23 @@ impl RuleOp {
     fn try_forward(&self, slices: &[Slice<'_>], tracked: bool, out: &mut [f32]) -> Result<(), Error> {
         let inputs = self.inputs(slices)?;
         let mut held = self.state.lock().expect("no call panicked");
-        let decoder = held.as_mut().expect("the call has a state");
+        let mut decoder = held.take().expect("the call has a state");
         let one_each = self.offsets.windows(2).all(|w| w[1] == w[0] + 1);
-        if one_each && !tracked {
-            return decoder.step(&inputs, out);
-        }
-        let mut state = decoder.state().clone();
-        if tracked {
-            let tape = record(&self.rule, Form::CHUNKED, &inputs, &mut state, out)?;
-            self.tape.set(tape).expect("an operation runs once");
+        let done = if one_each && !tracked {
+            decoder.step(&inputs, out)
         } else {
-            forward(&self.rule, Form::CHUNKED, &inputs, &mut state, out)?;
-        }
-        *decoder = Decoder::new(&self.rule, state)?;
-        Ok(())
+            let mut state = decoder.into_state();
+            let done = if tracked {
+                record(&self.rule, Form::CHUNKED, &inputs, &mut state, out)
+                    .map(|tape| self.tape.set(tape).expect("an operation runs once"))
+            } else {
+                forward(&self.rule, Form::CHUNKED, &inputs, &mut state, out)
+            };
+            decoder = Decoder::new(&self.rule, state)?;
+            done
+        };
+        *held = Some(decoder);
+        done
     }
 }
 
@@ -150,8 +153,14 @@ impl SliceOp for RuleOp {
         let mut out = vec![0.0; inputs[2].data.len()];
         match self.try_forward(inputs, tracked, &mut out) {
             Ok(()) => {}
-            // A gate that is NaN gives NaN, as arithmetic would; who trains looks for it.
-            Err(Error::Range { .. }) => out.fill(f32::NAN),
+            // A gate that is NaN makes everything NaN, as arithmetic would; who trains looks for it.
+            Err(Error::Range { value, .. }) if value.is_nan() => {
+                out.fill(f32::NAN);
+                let mut held = self.state.lock().expect("no call panicked");
+                let mut state = held.take().expect("the call put it back").into_state();
+                state.memory.fill(f32::NAN);
+                *held = Some(Decoder::new(&self.rule, state).expect("the rule has been used already"));
+            }
             Err(error) => panic!("{error}"),
         }
         Array { data: out, shape: inputs[2].shape.to_vec() }

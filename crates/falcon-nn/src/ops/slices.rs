@@ -23,8 +23,8 @@ pub(super) fn exp(x: f32) -> f32 {
     let n = shifted - ROUND;
     let r = (x - n * 0.693_359_4) - n * -2.121_944_4e-4;
     let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(1.0f32.to_bits()));
-    let series = 1.0
-        + r * (1.0 + r * (0.5 + r * (1.0 / 6.0 + r * (1.0 / 24.0 + r * (1.0 / 120.0 + r * (1.0 / 720.0))))));
+    let series =
+        1.0 + r * (1.0 + r * (0.5 + r * (1.0 / 6.0 + r * (1.0 / 24.0 + r * (1.0 / 120.0 + r * (1.0 / 720.0))))));
     power * series
 }
 
@@ -40,7 +40,11 @@ pub(super) fn by_rows(out: &mut [f32], width: usize, f: impl Fn(usize, &mut [f32
 }
 
 /// The sum of what `f` gives for every block of rows, a vector of `width`, always added in the same order.
-pub(super) fn sum_by_rows(rows: usize, width: usize, f: impl Fn(std::ops::Range<usize>, &mut [f32]) + Sync) -> Vec<f32> {
+pub(super) fn sum_by_rows(
+    rows: usize,
+    width: usize,
+    f: impl Fn(std::ops::Range<usize>, &mut [f32]) + Sync,
+) -> Vec<f32> {
     let blocks: Vec<_> = (0..rows).step_by(ROWS).map(|start| start..(start + ROWS).min(rows)).collect();
     let parts: Vec<Vec<f32>> = blocks
         .into_par_iter()

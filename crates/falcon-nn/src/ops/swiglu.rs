@@ -46,20 +46,22 @@ impl SliceOp for SwiGlu {
         let (mut grad_a, mut grad_b) = (vec![0.0; grad.len()], vec![0.0; grad.len()]);
         let size = ROWS * WIDTH;
         use rayon::prelude::*;
-        grad_a.par_chunks_mut(size).zip(grad_b.par_chunks_mut(size)).enumerate().for_each(|(block, (grad_a, grad_b))| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    let start = block * size;
-                    let inputs = a.data[start..].iter().zip(&b.data[start..]).zip(&grad[start..]);
-                    for ((grad_a, grad_b), ((a, b), dy)) in grad_a.iter_mut().zip(grad_b).zip(inputs) {
-                        let s = sigmoid(*a);
-                        *grad_a = dy * b * s * (1.0 + a * (1.0 - s));
-                        *grad_b = dy * a * s;
-                    }
-                },
-            );
-        });
+        grad_a.par_chunks_mut(size).zip(grad_b.par_chunks_mut(size)).enumerate().for_each(
+            |(block, (grad_a, grad_b))| {
+                vectorised(
+                    #[inline(always)]
+                    || {
+                        let start = block * size;
+                        let inputs = a.data[start..].iter().zip(&b.data[start..]).zip(&grad[start..]);
+                        for ((grad_a, grad_b), ((a, b), dy)) in grad_a.iter_mut().zip(grad_b).zip(inputs) {
+                            let s = sigmoid(*a);
+                            *grad_a = dy * b * s * (1.0 + a * (1.0 - s));
+                            *grad_b = dy * a * s;
+                        }
+                    },
+                );
+            },
+        );
         vec![grad_a, grad_b]
     }
 }
