@@ -68,5 +68,6 @@ pub use mixer::{Mixer, MixerState};
 pub use model::{Block, Model, ModelState};
 pub use names::{Parameter, Values};
 pub use ops::Path;
+pub use ops::loss::{IGNORED, cross_entropy};
 pub use presets::{PRESETS, SIZES};
 pub use sequences::Sequences;

@@ -1,7 +1,7 @@
 //! Parameters by the names that checkpoints have.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Gradients, Tensor, TensorData};
 
 use crate::config::{DecayGate, GainGate, ModelConfig, OutputGate, OutputNorm};
 use crate::model::Model;
@@ -30,6 +30,13 @@ impl Model {
     /// Calls `f` with the name, the identity and the values of every parameter.
     pub fn visit_parameters(&self, f: impl FnMut(&str, ParamId, Values<'_>)) {
         self.visit(&mut Visitor { path: Stack::default(), f });
+    }
+
+    /// The gradient of every parameter, by name, in the order of [`Model::parameters`]; zeros where the loss does not depend on it.
+    pub fn gradients(&self, grads: &Gradients) -> Vec<(String, Vec<f32>)> {
+        let mut found = Collector { path: Stack::default(), grads, found: Vec::new() };
+        self.visit(&mut found);
+        found.found
     }
 
     /// Replaces the values of every parameter by what `f` makes of them, as many.
@@ -95,6 +102,29 @@ impl<V: FnMut(&str, ParamId, Values<'_>)> ModuleVisitor for Visitor<V> {
         let tensor = param.val();
         let fetch = || values(&tensor);
         (self.f)(&self.path.name(), param.id, Values { shape: tensor.dims().to_vec(), fetch: &fetch });
+    }
+}
+
+struct Collector<'a> {
+    path: Stack,
+    grads: &'a Gradients,
+    found: Vec<(String, Vec<f32>)>,
+}
+
+impl ModuleVisitor for Collector<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.0.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.0.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = param.val();
+        let grad =
+            tensor.grad(self.grads).map_or_else(|| vec![0.0; tensor.shape().num_elements()], |g| values(&g));
+        self.found.push((self.path.name(), grad));
     }
 }
 

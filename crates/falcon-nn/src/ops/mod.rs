@@ -4,6 +4,7 @@ pub(crate) mod attention;
 mod bridge;
 pub(crate) mod conv;
 pub(crate) mod linear;
+pub(crate) mod loss;
 pub(crate) mod norm;
 pub(crate) mod rule;
 mod slices;

@@ -1,0 +1,3 @@
+//! Training of fast-weight models.
+
+pub mod train;

@@ -1,0 +1,108 @@
+//! The learning rate over a run: up in a line, down in a cosine.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Linear warm-up, then cosine decay.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Schedule {
+    /// The highest rate, for a model of base width.
+    pub lr: f64,
+    /// What it ends at, as a part of the highest.
+    pub final_fraction: f64,
+    /// Steps until the highest.
+    pub warmup: u64,
+    /// Steps until the end.
+    pub steps: u64,
+}
+
+/// What is wrong with a schedule.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum ScheduleError {
+    /// A number outside its range.
+    #[error("{name} must be {range}, got {got}")]
+    Number {
+        /// Which.
+        name: &'static str,
+        /// What it may be.
+        range: &'static str,
+        /// What it is.
+        got: f64,
+    },
+    /// The warm-up never ends.
+    #[error("a warm-up of {warmup} steps is longer than the run of {steps}")]
+    Warmup {
+        /// Steps of the warm-up.
+        warmup: u64,
+        /// Steps of the run.
+        steps: u64,
+    },
+}
+
+impl Schedule {
+    /// Everything that can be wrong.
+    pub fn validate(&self) -> Result<(), ScheduleError> {
+        let Self { lr, final_fraction, warmup, steps } = *self;
+        if !(lr.is_finite() && lr > 0.0) {
+            return Err(ScheduleError::Number { name: "lr", range: "above 0", got: lr });
+        }
+        if !(0.0..=1.0).contains(&final_fraction) {
+            let range = "between 0 and 1";
+            return Err(ScheduleError::Number { name: "final_fraction", range, got: final_fraction });
+        }
+        if steps == 0 {
+            return Err(ScheduleError::Number { name: "steps", range: "at least 1", got: 0.0 });
+        }
+        if warmup > steps {
+            return Err(ScheduleError::Warmup { warmup, steps });
+        }
+        Ok(())
+    }
+
+    /// The rate of a step, counted from 0.
+    pub fn at(&self, step: u64) -> f64 {
+        if step < self.warmup {
+            return self.lr * (step + 1) as f64 / self.warmup as f64;
+        }
+        let rest = (self.steps - self.warmup).max(1) as f64;
+        let progress = ((step - self.warmup) as f64 / rest).min(1.0);
+        let cosine = 0.5 * (1.0 + (std::f64::consts::PI * progress).cos());
+        self.lr * (self.final_fraction + (1.0 - self.final_fraction) * cosine)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RUN: Schedule = Schedule { lr: 1e-3, final_fraction: 0.1, warmup: 10, steps: 110 };
+
+    #[test]
+    fn up_in_a_line_and_down_in_a_cosine() {
+        assert_eq!(RUN.at(0), 1e-4);
+        assert_eq!(RUN.at(4), 5e-4);
+        assert_eq!(RUN.at(9), 1e-3);
+        assert_eq!(RUN.at(10), 1e-3);
+        assert!((RUN.at(60) - 5.5e-4).abs() < 1e-12);
+        assert!((RUN.at(110) - 1e-4).abs() < 1e-12);
+        assert_eq!(RUN.at(110), RUN.at(1000), "and stays there");
+        assert!((0..9).all(|step| RUN.at(step) < RUN.at(step + 1)));
+        assert!((10..110).all(|step| RUN.at(step) > RUN.at(step + 1)));
+    }
+
+    #[test]
+    fn impossible_schedules_say_why() {
+        let said = |schedule: Schedule| schedule.validate().unwrap_err().to_string();
+        assert_eq!(RUN.validate(), Ok(()));
+        assert_eq!(said(Schedule { lr: -1.0, ..RUN }), "lr must be above 0, got -1");
+        assert!(said(Schedule { lr: f64::NAN, ..RUN }).contains("NaN"));
+        assert!(said(Schedule { final_fraction: 2.0, ..RUN }).contains("between 0 and 1, got 2"));
+        assert!(said(Schedule { steps: 0, warmup: 0, ..RUN }).contains("steps must be at least 1"));
+        assert!(
+            said(Schedule { warmup: 111, ..RUN }).contains("a warm-up of 111 steps is longer than the run of 110")
+        );
+        let short = Schedule { warmup: 3, steps: 3, ..RUN };
+        assert_eq!((short.validate(), short.at(2)), (Ok(()), 1e-3));
+    }
+}
