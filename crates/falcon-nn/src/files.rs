@@ -32,8 +32,20 @@ pub enum FileError {
         /// What is wrong with it.
         error: ConfigError,
     },
-    /// Cut off, or no safetensors file at all.
-    #[error("{path}: not a complete safetensors file: {error}")]
+    /// Cut off within a tensor, or before it.
+    #[error("{path}: cut off: tensor {name:?} ends at byte {end}, the file at {length}")]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// The first tensor that is not whole.
+        name: String,
+        /// Where it should end.
+        end: usize,
+        /// Where the file ends.
+        length: usize,
+    },
+    /// No safetensors file.
+    #[error("{path}: not a safetensors file: {error}")]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -145,8 +157,7 @@ impl Model {
     /// This model with the weights of a safetensors file. `path` is for messages.
     fn with_weights(self, bytes: &[u8], path: &FilePath) -> Result<Self, FileError> {
         let path = path.to_path_buf();
-        let file =
-            SafeTensors::deserialize(bytes).map_err(|error| FileError::Damaged { path: path.clone(), error })?;
+        let file = open(bytes, &path)?;
         let parameters = self.parameters();
         let expected: Vec<&str> = parameters.iter().map(|parameter| parameter.name.as_str()).collect();
         for parameter in &parameters {
@@ -193,8 +204,7 @@ impl Model {
     /// Reads what [`Model::save_state`] wrote, on either path. A state of another model is refused.
     pub fn load_state(&self, path: &FilePath) -> Result<ModelState, FileError> {
         let bytes = std::fs::read(path).map_err(|error| FileError::Io { path: path.into(), error })?;
-        let file =
-            SafeTensors::deserialize(&bytes).map_err(|error| FileError::Damaged { path: path.into(), error })?;
+        let file = open(&bytes, path)?;
         let mut arrays = BTreeMap::new();
         for (name, tensor) in file.tensors() {
             if tensor.dtype() != Dtype::F32 {
@@ -220,6 +230,26 @@ impl Model {
             None => Ok(ModelState { layers }),
         }
     }
+}
+
+fn open<'b>(bytes: &'b [u8], path: &FilePath) -> Result<SafeTensors<'b>, FileError> {
+    SafeTensors::deserialize(bytes).map_err(|error| match cut_off(bytes) {
+        Some((end, name)) => FileError::Truncated { path: path.into(), name, end, length: bytes.len() },
+        None => FileError::Damaged { path: path.into(), error },
+    })
+}
+
+/// Where the first tensor ends that reaches beyond the end of a file whose header is whole, and its name.
+fn cut_off(bytes: &[u8]) -> Option<(usize, String)> {
+    let (length, rest) = bytes.split_first_chunk::<8>()?;
+    let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+    let header: BTreeMap<String, serde_json::Value> = serde_json::from_slice(rest.get(..length)?).ok()?;
+    let data = 8 + length;
+    let ends = header.into_iter().filter_map(|(name, tensor)| {
+        let end = usize::try_from(tensor.get("data_offsets")?.get(1)?.as_u64()?).ok()?;
+        Some((data.checked_add(end)?, name))
+    });
+    ends.filter(|(end, _)| *end > bytes.len()).min()
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
