@@ -7,7 +7,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::flex(); // `.autodiff()` to train
     let (batch, time, hidden, heads) = (2, 100, 256, 4);
     let layer = MixerConfig::preset("falcon-1.3", hidden, heads)?.init(hidden, 0, &device)?;
-    println!("falcon-1.3 by {:?}", layer.path());
+    println!("falcon-1.3 by {:?}", layer.engine());
 
     // The whole sequence at once.
     let x = Tensor::<3>::random([batch, time, hidden], Distribution::Normal(0.0, 1.0), &device);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::{Path as FilePath, PathBuf};
+use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, TensorView};
@@ -126,7 +126,7 @@ pub const WEIGHTS_FILE: &str = "model.safetensors";
 impl Model {
     /// Writes `config.json` and `model.safetensors` to `folder`, which is made if need be. Each file is written aside and then put in
     /// its place, so that a kill leaves the old one or the new one.
-    pub fn save(&self, folder: &FilePath) -> Result<(), FileError> {
+    pub fn save(&self, folder: &Path) -> Result<(), FileError> {
         std::fs::create_dir_all(folder).map_err(|error| FileError::Io { path: folder.into(), error })?;
         let mut arrays = BTreeMap::new();
         self.visit_parameters(|name, _, values| {
@@ -137,7 +137,7 @@ impl Model {
     }
 
     /// Reads what [`Model::save`] wrote. Every name and shape is checked.
-    pub fn load(folder: &FilePath, device: &Device) -> Result<Self, FileError> {
+    pub fn load(folder: &Path, device: &Device) -> Result<Self, FileError> {
         let path = folder.join(CONFIG_FILE);
         let json = std::fs::read_to_string(&path).map_err(|error| FileError::Io { path: path.clone(), error })?;
         let config =
@@ -155,7 +155,7 @@ impl Model {
     }
 
     /// This model with the weights of a safetensors file. `path` is for messages.
-    fn with_weights(self, bytes: &[u8], path: &FilePath) -> Result<Self, FileError> {
+    fn with_weights(self, bytes: &[u8], path: &Path) -> Result<Self, FileError> {
         let path = path.to_path_buf();
         let file = open(bytes, &path)?;
         let parameters = self.parameters();
@@ -187,7 +187,7 @@ const POSITIONS: &str = "positions";
 
 impl Model {
     /// Writes a state to a file, to be gone on from another day.
-    pub fn save_state(&self, state: &ModelState, path: &FilePath) -> Result<(), FileError> {
+    pub fn save_state(&self, state: &ModelState, path: &Path) -> Result<(), FileError> {
         assert_eq!(self.layers().len(), state.layers.len(), "layers of the model, and of the state");
         let mut arrays = BTreeMap::new();
         for (index, (layer, state)) in self.layers().iter().zip(&state.layers).enumerate() {
@@ -202,7 +202,7 @@ impl Model {
     }
 
     /// Reads what [`Model::save_state`] wrote, on either path. A state of another model is refused.
-    pub fn load_state(&self, path: &FilePath) -> Result<ModelState, FileError> {
+    pub fn load_state(&self, path: &Path) -> Result<ModelState, FileError> {
         let bytes = std::fs::read(path).map_err(|error| FileError::Io { path: path.into(), error })?;
         let file = open(&bytes, path)?;
         let mut arrays = BTreeMap::new();
@@ -232,7 +232,7 @@ impl Model {
     }
 }
 
-fn open<'b>(bytes: &'b [u8], path: &FilePath) -> Result<SafeTensors<'b>, FileError> {
+fn open<'b>(bytes: &'b [u8], path: &Path) -> Result<SafeTensors<'b>, FileError> {
     SafeTensors::deserialize(bytes).map_err(|error| match cut_off(bytes) {
         Some((end, name)) => FileError::Truncated { path: path.into(), name, end, length: bytes.len() },
         None => FileError::Damaged { path: path.into(), error },
@@ -269,9 +269,9 @@ fn serialise(arrays: &BTreeMap<String, (Vec<usize>, Vec<f32>)>) -> Vec<u8> {
 }
 
 /// Writes a file beside its place and moves it there.
-fn write(path: &FilePath, bytes: &[u8]) -> Result<(), FileError> {
+fn write(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let io = |error| FileError::Io { path: path.into(), error };
-    let folder = path.parent().unwrap_or(FilePath::new("."));
+    let folder = path.parent().unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
     // As any new file, subject to the umask; temporary files are private otherwise.
     #[cfg(unix)]

@@ -6,14 +6,14 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
 
-use crate::ops::Path;
+use crate::ops::Engine;
 
 /// Makes parameters.
 pub struct Init {
     /// None where all numbers are to be replaced.
     rng: Option<StdRng>,
     device: Device,
-    path: Path,
+    engine: Engine,
     /// Residual branches that are summed; what ends one starts smaller by the root of their number.
     branches: usize,
 }
@@ -24,7 +24,7 @@ impl Init {
         Self {
             rng: Some(StdRng::seed_from_u64(seed)),
             device: device.clone(),
-            path: Path::of(device),
+            engine: Engine::of(device),
             branches: 1,
         }
     }
@@ -39,13 +39,13 @@ impl Init {
         Self { branches: branches.max(1), ..self }
     }
 
-    /// The same for layers that compute by `path`, rather than by the fastest that the device has.
-    pub fn path(self, path: Path) -> Self {
-        Self { path, ..self }
+    /// The same for layers that compute by `engine`, rather than by the fastest that the device has.
+    pub fn engine(self, engine: Engine) -> Self {
+        Self { engine, ..self }
     }
 
-    pub(crate) fn layers_path(&self) -> Path {
-        self.path
+    pub(crate) fn layers_engine(&self) -> Engine {
+        self.engine
     }
 
     /// Independent normal numbers.

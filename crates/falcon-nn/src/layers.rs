@@ -5,7 +5,7 @@ use burn::tensor::{Tensor, activation};
 
 use crate::config::Activation;
 use crate::init::Init;
-use crate::ops::Path;
+use crate::ops::Engine;
 use crate::ops::conv::convolve;
 use crate::ops::linear::linear;
 use crate::ops::norm::{Norm, normalise};
@@ -18,12 +18,12 @@ pub struct Linear {
     /// `[out, in]`.
     pub weight: Param<Tensor<2>>,
     #[module(skip)]
-    path: Path,
+    engine: Engine,
 }
 
 impl Linear {
     pub(crate) fn new(weight: Param<Tensor<2>>, init: &Init) -> Self {
-        Self { weight, path: init.layers_path() }
+        Self { weight, engine: init.layers_engine() }
     }
 
     /// `[out, in]`, initially keeping the size of what it is applied to.
@@ -38,7 +38,7 @@ impl Linear {
 
     /// `[tokens, in]` to `[tokens, out]`.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        linear(self.path, x, self.weight.val())
+        linear(self.engine, x, self.weight.val())
     }
 }
 
@@ -49,17 +49,17 @@ pub struct RmsNorm {
     pub weight: Param<Tensor<1>>,
     eps: f64,
     #[module(skip)]
-    path: Path,
+    engine: Engine,
 }
 
 impl RmsNorm {
     pub(crate) fn new(features: usize, eps: f64, init: &Init) -> Self {
-        Self { weight: init.values(std::iter::repeat_n(1.0, features)), eps, path: init.layers_path() }
+        Self { weight: init.values(std::iter::repeat_n(1.0, features)), eps, engine: init.layers_engine() }
     }
 
     /// Over the last axis.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        normalise(self.path, Norm::Rms, x, Some(self.weight.val()), self.eps)
+        normalise(self.engine, Norm::Rms, x, Some(self.weight.val()), self.eps)
     }
 }
 
@@ -71,20 +71,20 @@ pub struct ShortConv {
     #[module(skip)]
     activation: Activation,
     #[module(skip)]
-    path: Path,
+    engine: Engine,
 }
 
 impl ShortConv {
     pub(crate) fn new(channels: usize, taps: usize, activation: Activation, init: &mut Init) -> Self {
         let weight = init.normal([channels, 1, taps], (3.0 * taps as f64).sqrt().recip());
-        Self { weight, activation, path: init.layers_path() }
+        Self { weight, activation, engine: init.layers_engine() }
     }
 
     /// `[tokens, channels]`. `past` holds the tokens before, `[sequences, taps − 1, channels]`, and is moved on.
     pub(crate) fn forward(&self, x: Tensor<2>, sequences: &Sequences, past: &mut Option<Tensor<3>>) -> Tensor<2> {
         let before = past.take();
         *past = self.after(x.clone().detach(), sequences, before.clone());
-        if self.path == Path::Kernels {
+        if self.engine == Engine::Kernels {
             return convolve(x, self.weight.val(), before, sequences, self.activation);
         }
         let y = match sequences.time() {
@@ -166,7 +166,7 @@ pub struct SwiGlu {
     up_proj: Linear,
     down_proj: Linear,
     #[module(skip)]
-    path: Path,
+    engine: Engine,
 }
 
 impl SwiGlu {
@@ -175,13 +175,13 @@ impl SwiGlu {
             gate_proj: Linear::matrix(inner, hidden, init),
             up_proj: Linear::matrix(inner, hidden, init),
             down_proj: Linear::last(hidden, inner, init),
-            path: init.layers_path(),
+            engine: init.layers_engine(),
         }
     }
 
     /// `[tokens, hidden]` to the same.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         let gate = self.gate_proj.forward(x.clone());
-        self.down_proj.forward(swiglu(self.path, gate, self.up_proj.forward(x)))
+        self.down_proj.forward(swiglu(self.engine, gate, self.up_proj.forward(x)))
     }
 }

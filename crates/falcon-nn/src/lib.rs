@@ -38,10 +38,10 @@
 //! # Ok::<(), falcon_nn::ConfigError>(())
 //! ```
 //!
-//! # Two paths
+//! # Two engines
 //!
 //! On Burn's CPU backend the rules run in `falcon-kernels`, as differentiable operations; on every other device they run in tensor
-//! operations, chunk by chunk, with Burn's own gradients. [`Model::path`] says which, and tests compare the two.
+//! operations, chunk by chunk, with Burn's own gradients. [`Model::engine`] says which, and tests compare the two.
 //!
 //! What the paper leaves open, and what is done here, is in `docs/choices.md`.
 
@@ -67,7 +67,7 @@ pub use init::Init;
 pub use mixer::{Mixer, MixerState};
 pub use model::{Block, Model, ModelState};
 pub use names::{Parameter, Values};
-pub use ops::Path;
+pub use ops::Engine;
 pub use ops::loss::{IGNORED, cross_entropy};
 pub use presets::{PRESETS, SIZES};
 pub use sequences::Sequences;

@@ -8,7 +8,7 @@ use crate::init::Init;
 use crate::layers::{Linear, RmsNorm, SwiGlu};
 use crate::mixer::{Mixer, MixerState};
 use crate::mup;
-use crate::ops::Path;
+use crate::ops::Engine;
 use crate::ops::linear::linear;
 use crate::rotary::Rotary;
 use crate::sequences::Sequences;
@@ -23,7 +23,7 @@ pub struct Model {
     #[module(skip)]
     config: ModelConfig,
     #[module(skip)]
-    path: Path,
+    engine: Engine,
 }
 
 /// A row for every token.
@@ -61,9 +61,9 @@ impl ModelState {
 }
 
 impl ModelConfig {
-    /// A model with the initial parameters of `seed`, on the fastest path that `device` has.
+    /// A model with the initial parameters of `seed`, on the fastest engine that `device` has.
     pub fn init(&self, seed: u64, device: &Device) -> Result<Model, ConfigError> {
-        Model::new(self, Path::of(device), seed, device)
+        Model::new(self, Engine::of(device), seed, device)
     }
 }
 
@@ -99,10 +99,10 @@ impl Block {
 }
 
 impl Model {
-    /// A model with the initial parameters of `seed`, computing by `path`.
-    pub fn new(config: &ModelConfig, path: Path, seed: u64, device: &Device) -> Result<Self, ConfigError> {
+    /// A model with the initial parameters of `seed`, computing by `engine`.
+    pub fn new(config: &ModelConfig, engine: Engine, seed: u64, device: &Device) -> Result<Self, ConfigError> {
         let branches = config.num_hidden_layers * if config.intermediate_size > 0 { 2 } else { 1 };
-        Self::with_init(config, &mut Init::new(seed, device).path(path).branches(branches))
+        Self::with_init(config, &mut Init::new(seed, device).engine(engine).branches(branches))
     }
 
     pub(crate) fn with_init(config: &ModelConfig, init: &mut Init) -> Result<Self, ConfigError> {
@@ -120,7 +120,7 @@ impl Model {
             norm: RmsNorm::new(hidden, config.mixer.norm_eps, init),
             lm_head,
             config: config.clone(),
-            path: init.layers_path(),
+            engine: init.layers_engine(),
         })
     }
 
@@ -135,9 +135,9 @@ impl Model {
     }
 
     /// How it computes: settled when it is made or loaded, by the device it is made on. One without kernels of ours takes
-    /// [`Path::Tensors`]; nothing falls back unsaid.
-    pub fn path(&self) -> Path {
-        self.path
+    /// [`Engine::Tensors`]; nothing falls back unsaid.
+    pub fn engine(&self) -> Engine {
+        self.engine
     }
 
     /// Where its parameters are.
@@ -192,6 +192,6 @@ impl Model {
     /// Logits from [`Model::hidden`].
     pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
         let output = self.lm_head.as_ref().map_or(&self.embeddings.weight, |head| &head.weight);
-        linear(self.path, hidden.mul_scalar(mup::output_multiplier(&self.config)), output.val())
+        linear(self.engine, hidden.mul_scalar(mup::output_multiplier(&self.config)), output.val())
     }
 }

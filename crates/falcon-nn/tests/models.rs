@@ -1,12 +1,12 @@
 //! Every preset: streaming, packing, gradients, learning, files, sizes.
 
-use std::path::Path as FilePath;
+use std::path::Path;
 
 use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 use falcon_nn::{
-    DecayGate, FeatureMap, GainGate, MixerConfig, Model, ModelConfig, OutputNorm, PRESETS, Path, Sequences,
+    DecayGate, Engine, FeatureMap, GainGate, MixerConfig, Model, ModelConfig, OutputNorm, PRESETS, Sequences,
 };
 
 const VOCABULARY: usize = 13;
@@ -96,8 +96,8 @@ fn unequal_pieces_go_on() {
     let device = Device::flex();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("state.safetensors");
-    for (name, path) in PRESETS.into_iter().flat_map(|name| [(name, Path::Kernels), (name, Path::Tensors)]) {
-        let model = Model::new(&config(name), path, 2, &device).unwrap();
+    for (name, engine) in PRESETS.into_iter().flat_map(|name| [(name, Engine::Kernels), (name, Engine::Tensors)]) {
+        let model = Model::new(&config(name), engine, 2, &device).unwrap();
         let ids = tokens(2 * 10, 5);
         let ids = [&ids[..10], &ids[10..]];
         let whole: Vec<Vec<f32>> =
@@ -118,7 +118,7 @@ fn unequal_pieces_go_on() {
             assert_eq!(state.positions(), done);
         }
         for (got, whole) in got.iter().zip(&whole) {
-            assert_near(&format!("{name} by {path:?}"), got, whole);
+            assert_near(&format!("{name} by {engine:?}"), got, whole);
         }
     }
 }
@@ -159,16 +159,16 @@ fn hostile_states_are_refused() {
 #[test]
 fn what_is_not_a_number_stays_so() {
     let device = Device::flex();
-    for path in [Path::Kernels, Path::Tensors] {
+    for engine in [Engine::Kernels, Engine::Tensors] {
         let model =
-            Model::new(&config("falcon-1.3"), path, 1, &device).unwrap().with_parameters(|name, values| {
+            Model::new(&config("falcon-1.3"), engine, 1, &device).unwrap().with_parameters(|name, values| {
                 let spoilt = name == "model.layers.1.attn.b_proj.weight";
                 if spoilt { vec![f32::NAN; values.to_vec().len()] } else { values.to_vec() }
             });
         let mut state = model.state(1);
         let ids = tensor(&tokens(6, 1), &device).unsqueeze::<2>();
         assert!(numbers(model.resume(ids, &mut state)).iter().any(|x| x.is_nan()));
-        assert!(numbers(model.step(tensor(&[3], &device), &mut state)).iter().all(|x| x.is_nan()), "{path:?}");
+        assert!(numbers(model.step(tensor(&[3], &device), &mut state)).iter().all(|x| x.is_nan()), "{engine:?}");
     }
 }
 
@@ -243,7 +243,7 @@ fn damaged_checkpoints_are_refused() {
     assert!(load().contains("only F32 can be read"), "{}", load());
     std::fs::remove_file(&weights).unwrap();
     assert!(load().contains("model.safetensors"), "{}", load());
-    assert!(said(Model::load(FilePath::new("/nonexistent"), &device)).contains("/nonexistent"));
+    assert!(said(Model::load(Path::new("/nonexistent"), &device)).contains("/nonexistent"));
 }
 
 fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
@@ -377,13 +377,13 @@ fn saved_states_go_on() {
         model.save_state(&state, &file).unwrap();
         let rest = ids.slice([0..2, 7..12]);
         let expected = numbers(model.resume(rest.clone(), &mut state));
-        // Also by the other path: a state is the same numbers.
-        for path in [Path::Kernels, Path::Tensors] {
-            let model = Model::new(&config(name), path, 6, &device).unwrap();
+        // Also by the other engine: a state is the same numbers.
+        for engine in [Engine::Kernels, Engine::Tensors] {
+            let model = Model::new(&config(name), engine, 6, &device).unwrap();
             let mut loaded = model.load_state(&file).unwrap();
             assert_eq!(loaded.positions(), [7, 7]);
             assert_near(
-                &format!("{name} by {path:?}"),
+                &format!("{name} by {engine:?}"),
                 &numbers(model.resume(rest.clone(), &mut loaded)),
                 &expected,
             );

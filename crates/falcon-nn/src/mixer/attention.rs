@@ -2,7 +2,7 @@
 
 use burn::tensor::{Bool, Tensor, activation};
 
-use crate::ops::Path;
+use crate::ops::Engine;
 use crate::ops::attention::attention;
 use crate::sequences::Sequences;
 
@@ -39,7 +39,7 @@ impl Cache {
 
 /// `softmax(q Kᵀ) V` over what came before, `[tokens, heads, dim]` each; queries are scaled already.
 pub(crate) fn attend(
-    path: Path,
+    engine: Engine,
     q: Tensor<3>,
     k: Tensor<3>,
     v: Tensor<3>,
@@ -47,7 +47,7 @@ pub(crate) fn attend(
     cache: &mut Cache,
 ) -> Tensor<3> {
     let count = sequences.count();
-    if path == Path::Kernels && cache.parts.is_empty() {
+    if engine == Engine::Kernels && cache.parts.is_empty() {
         let rows = |tokens: std::ops::Range<usize>, batch: usize| {
             [&k, &v].map(|x| by_heads(x.clone().detach().slice_dim(0, tokens.clone()), batch)).into()
         };

@@ -3,7 +3,7 @@
 use burn::tensor::{Tensor, activation};
 
 use crate::config::{FeatureMap, MixerConfig, QkNorm};
-use crate::ops::Path;
+use crate::ops::Engine;
 use crate::ops::norm::{Norm, normalise};
 use crate::rotary::Rotary;
 
@@ -14,11 +14,11 @@ pub(crate) struct Feature {
     value_norm: bool,
     query_scale: Option<f64>,
     eps: f64,
-    path: Path,
+    engine: Engine,
 }
 
 impl Feature {
-    pub fn new(config: &MixerConfig, path: Path) -> Self {
+    pub fn new(config: &MixerConfig, engine: Engine) -> Self {
         let scaled = config.scale_queries || config.is_softmax();
         Self {
             norm: config.qk_norm,
@@ -26,7 +26,7 @@ impl Feature {
             value_norm: config.value_norm,
             query_scale: scaled.then(|| (config.head_dim as f64).sqrt().recip()),
             eps: config.norm_eps,
-            path,
+            engine,
         }
     }
 
@@ -41,8 +41,8 @@ impl Feature {
         let [q, k] = [q, k].map(|x| {
             let x = match self.norm {
                 QkNorm::None => x,
-                QkNorm::Rms => normalise(self.path, Norm::Rms, x, None, self.eps),
-                QkNorm::L2 => normalise(self.path, Norm::L2, x, None, self.eps),
+                QkNorm::Rms => normalise(self.engine, Norm::Rms, x, None, self.eps),
+                QkNorm::L2 => normalise(self.engine, Norm::L2, x, None, self.eps),
             };
             let x = rotary.map_or(x.clone(), |rotary| rotary.turn(x));
             match self.map {
@@ -56,7 +56,7 @@ impl Feature {
             Some(scale) => q.mul_scalar(scale),
             None => q,
         };
-        let v = if self.value_norm { normalise(self.path, Norm::Rms, v, None, self.eps) } else { v };
+        let v = if self.value_norm { normalise(self.engine, Norm::Rms, v, None, self.eps) } else { v };
         (q, k, v)
     }
 }

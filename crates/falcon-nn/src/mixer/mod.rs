@@ -21,7 +21,7 @@ pub use self::state::MixerState;
 pub(crate) use self::state::{Arrays, Memory, Owner};
 use crate::config::{ConfigError, MixerConfig};
 use crate::init::Init;
-use crate::ops::Path;
+use crate::ops::Engine;
 use crate::ops::rule::rule;
 use crate::ops::tensor::RuleInputs;
 use crate::rotary::Rotary;
@@ -40,11 +40,11 @@ pub struct Mixer {
     #[module(skip)]
     config: MixerConfig,
     #[module(skip)]
-    path: Path,
+    engine: Engine,
 }
 
 impl MixerConfig {
-    /// A layer for a residual stream of `hidden` numbers with the initial parameters of `seed`, on the fastest path that `device` has.
+    /// A layer for a residual stream of `hidden` numbers with the initial parameters of `seed`, on the fastest engine that `device` has.
     pub fn init(&self, hidden: usize, seed: u64, device: &Device) -> Result<Mixer, ConfigError> {
         Mixer::new(self, hidden, &mut Init::new(seed, device))
     }
@@ -54,21 +54,21 @@ impl Mixer {
     /// A layer with parameters from `init`.
     pub fn new(config: &MixerConfig, hidden: usize, init: &mut Init) -> Result<Self, ConfigError> {
         config.validate()?;
-        let path = init.layers_path();
+        let engine = init.layers_engine();
         Ok(Self {
             project: Project::new(config, hidden, init),
             gate: Gate::new(config, hidden, init),
             output: Output::new(config, hidden, init),
-            feature: Feature::new(config, path),
+            feature: Feature::new(config, engine),
             rule: if config.is_softmax() { None } else { Some(config.rule()?) },
             config: config.clone(),
-            path,
+            engine,
         })
     }
 
     /// How it computes: settled when it was made, by the device it was made on.
-    pub fn path(&self) -> Path {
-        self.path
+    pub fn engine(&self) -> Engine {
+        self.engine
     }
 
     /// A batch of fresh sequences, `[batch, time, hidden]` to the same.
@@ -100,7 +100,7 @@ impl Mixer {
     }
 
     pub(crate) fn owner(&self) -> Owner<'_> {
-        Owner { config: &self.config, rule: self.rule.as_ref(), path: self.path, device: self.output.device() }
+        Owner { config: &self.config, rule: self.rule.as_ref(), engine: self.engine, device: self.output.device() }
     }
 
     /// Rotary positions, if the mixer has them.
@@ -129,7 +129,7 @@ impl Mixer {
                 *memory = Some(after);
                 read
             }
-            (None, Memory::Cache(cache)) => attend(self.path, q, k, v.clone(), sequences, cache),
+            (None, Memory::Cache(cache)) => attend(self.engine, q, k, v.clone(), sequences, cache),
             _ => panic!("the state is of another mixer"),
         };
         for (position, length) in state.positions.iter_mut().zip(sequences.lengths()) {

@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor};
 use crate::config::{MixerConfig, OutputGate, OutputNorm};
 use crate::init::Init;
 use crate::layers::{Linear, RmsNorm};
-use crate::ops::Path;
+use crate::ops::Engine;
 use crate::ops::swiglu::swiglu;
 
 #[derive(Module, Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct Output {
     #[module(skip)]
     gate: OutputGate,
     #[module(skip)]
-    path: Path,
+    engine: Engine,
 }
 
 impl Output {
@@ -40,7 +40,7 @@ impl Output {
             d: config.value_skip.then(|| init.values(std::iter::repeat_n(1.0, config.num_heads))),
             norm: config.output_norm,
             gate,
-            path: init.layers_path(),
+            engine: init.layers_engine(),
         }
     }
 
@@ -58,8 +58,8 @@ impl Output {
         let read = read.reshape([tokens, heads * width]);
         let gate = self.g_proj.as_ref().map(|gate| gate.forward(x));
         let read = match (self.gate, gate) {
-            (OutputGate::BeforeNorm, Some(gate)) => self.normed(swiglu(self.path, gate, read), heads),
-            (OutputGate::AfterNorm, Some(gate)) => swiglu(self.path, gate, self.normed(read, heads)),
+            (OutputGate::BeforeNorm, Some(gate)) => self.normed(swiglu(self.engine, gate, read), heads),
+            (OutputGate::AfterNorm, Some(gate)) => swiglu(self.engine, gate, self.normed(read, heads)),
             _ => self.normed(read, heads),
         };
         self.o_proj.forward(read)

@@ -10,7 +10,7 @@ use super::attention::Cache;
 use super::project::ConvState;
 use crate::config::MixerConfig;
 use crate::files::FileError;
-use crate::ops::Path;
+use crate::ops::Engine;
 use crate::ops::rule::RuleState;
 
 /// What a mixer keeps of a batch of sequences: of fixed size, unless it is softmax attention.
@@ -39,7 +39,7 @@ pub(crate) type Array = (Vec<usize>, Vec<f32>);
 pub(crate) struct Owner<'a> {
     pub config: &'a MixerConfig,
     pub rule: Option<&'a Rule>,
-    pub path: Path,
+    pub engine: Engine,
     pub device: Device,
 }
 
@@ -61,7 +61,7 @@ impl Owner<'_> {
         let memory = match self.rule {
             Some(rule) => {
                 let state = State::fresh(rule, &self.sizes(sequences));
-                Memory::Rule(Some(RuleState::new(self.path, rule, state, &self.device)))
+                Memory::Rule(Some(RuleState::new(self.engine, rule, state, &self.device)))
             }
             None => Memory::Cache(Cache::default()),
         };
@@ -116,7 +116,7 @@ impl Owner<'_> {
         let memory = match self.rule {
             Some(rule) => {
                 let state = arrays.rule_state(rule, &self.sizes(sequences), positions)?;
-                Memory::Rule(Some(RuleState::new(self.path, rule, state, &self.device)))
+                Memory::Rule(Some(RuleState::new(self.engine, rule, state, &self.device)))
             }
             None => Memory::Cache(self.cache(positions, arrays)?),
         };

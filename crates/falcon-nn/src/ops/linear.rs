@@ -5,14 +5,14 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use falcon_kernels::mat::{Mat, MatMut, matmul_parallel};
 
-use super::Path;
+use super::Engine;
 use super::bridge::{Array, Slice, SliceOp, run};
 
 /// `[tokens, in]` by `[out, in]` to `[tokens, out]`.
-pub(crate) fn linear(path: Path, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
-    match path {
-        Path::Kernels => run(Arc::new(Linear), [x.into_dispatch(), weight.into_dispatch()]),
-        Path::Tensors => x.matmul(weight.transpose()),
+pub(crate) fn linear(engine: Engine, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+    match engine {
+        Engine::Kernels => run(Arc::new(Linear), [x.into_dispatch(), weight.into_dispatch()]),
+        Engine::Tensors => x.matmul(weight.transpose()),
     }
 }
 

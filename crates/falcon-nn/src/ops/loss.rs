@@ -9,7 +9,7 @@ use std::sync::Arc;
 use burn::tensor::{Tensor, TensorData, activation};
 use rayon::prelude::*;
 
-use super::Path;
+use super::Engine;
 use super::bridge::{Array, Slice, SliceOp, run};
 use super::slices::{ROWS, by_rows, exp, vectorised};
 
@@ -34,12 +34,12 @@ pub fn cross_entropy(logits: Tensor<2>, targets: &[i64]) -> Tensor<1> {
     if counted == 0 {
         return (logits * 0.0).sum();
     }
-    match Path::of(&device) {
-        Path::Kernels => {
+    match Engine::of(&device) {
+        Engine::Kernels => {
             let op = CrossEntropy { targets: targets.to_vec(), counted };
             run(Arc::new(op), [logits.into_dispatch()])
         }
-        Path::Tensors => {
+        Engine::Tensors => {
             let wanted: Vec<i32> = targets.iter().map(|target| (*target).max(0) as i32).collect();
             let weights: Vec<f32> =
                 targets.iter().map(|y| if *y == IGNORED { 0.0 } else { 1.0 / counted as f32 }).collect();

@@ -16,15 +16,15 @@ use burn::tensor::Device;
 
 /// How a model computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Path {
+pub enum Engine {
     /// Rules by `falcon-kernels`, and whatever else is worth it by operations like them: on the CPU.
     Kernels,
     /// By Burn's tensor operations, on any device.
     Tensors,
 }
 
-impl Path {
-    /// The fastest path on a device.
+impl Engine {
+    /// The fastest engine on a device.
     pub fn of(device: &Device) -> Self {
         match device.clone().inner().as_dispatch() {
             DispatchDevice::Flex(_) => Self::Kernels,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::Path;
+use super::Engine;
 use super::bridge::{Array, Slice, SliceOp, run};
 use super::slices::{by_rows, dot, sum_by_rows, vectorised};
 
@@ -24,18 +24,18 @@ pub(crate) enum Norm {
 
 /// Normalises over the last axis, and multiplies by `weight` if there is one.
 pub(crate) fn normalise<const D: usize>(
-    path: Path,
+    engine: Engine,
     norm: Norm,
     x: Tensor<D>,
     weight: Option<Tensor<1>>,
     eps: f64,
 ) -> Tensor<D> {
-    match (path, weight) {
-        (Path::Kernels, None) => run(Arc::new(NormOp { norm, eps: eps as f32 }), [x.into_dispatch()]),
-        (Path::Kernels, Some(weight)) => {
+    match (engine, weight) {
+        (Engine::Kernels, None) => run(Arc::new(NormOp { norm, eps: eps as f32 }), [x.into_dispatch()]),
+        (Engine::Kernels, Some(weight)) => {
             run(Arc::new(NormOp { norm, eps: eps as f32 }), [x.into_dispatch(), weight.into_dispatch()])
         }
-        (Path::Tensors, weight) => {
+        (Engine::Tensors, weight) => {
             let square = x.clone().square();
             let energy = match norm {
                 Norm::Rms => square.mean_dim(D - 1),

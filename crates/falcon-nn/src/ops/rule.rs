@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use burn::tensor::{Device, Tensor};
 use falcon_kernels::{Decoder, Error, Form, Inputs, Rule, State, Tape, View, forward, record};
 
-use super::Path;
+use super::Engine;
 use super::bridge::{Array, Slice, SliceOp, run};
 use super::tensor::{RuleInputs, TensorState, scan};
 use crate::sequences::Sequences;
@@ -13,9 +13,9 @@ use crate::sequences::Sequences;
 /// The memory of a batch of sequences between two calls; a fixed size, however long they are.
 #[derive(Clone, Debug)]
 pub(crate) enum RuleState {
-    /// For [`Path::Kernels`].
+    /// For [`Engine::Kernels`].
     Kernels(Box<Decoder<f32>>),
-    /// For [`Path::Tensors`].
+    /// For [`Engine::Tensors`].
     Tensors(Box<TensorState>),
 }
 
@@ -44,13 +44,13 @@ pub(crate) fn rule(
 
 impl RuleState {
     /// From numbers, such as [`State::fresh`].
-    pub fn new(path: Path, rule: &Rule, state: State<f32>, device: &Device) -> Self {
-        match path {
-            Path::Kernels => {
+    pub fn new(engine: Engine, rule: &Rule, state: State<f32>, device: &Device) -> Self {
+        match engine {
+            Engine::Kernels => {
                 let decoder = Decoder::new(rule, state);
                 Self::Kernels(Box::new(decoder.expect("the configuration has checked the rule")))
             }
-            Path::Tensors => Self::Tensors(Box::new(TensorState::from_state(&state, device))),
+            Engine::Tensors => Self::Tensors(Box::new(TensorState::from_state(&state, device))),
         }
     }
 

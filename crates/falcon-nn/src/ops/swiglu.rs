@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Tensor, activation};
 
-use super::Path;
+use super::Engine;
 use super::bridge::{Array, Slice, SliceOp, run};
 use super::slices::{ROWS, by_rows, sigmoid, vectorised};
 
@@ -12,10 +12,10 @@ use super::slices::{ROWS, by_rows, sigmoid, vectorised};
 const WIDTH: usize = 64;
 
 /// `silu(a) ⊙ b`.
-pub(crate) fn swiglu(path: Path, a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
-    match path {
-        Path::Kernels => run(Arc::new(SwiGlu), [a.into_dispatch(), b.into_dispatch()]),
-        Path::Tensors => activation::silu(a) * b,
+pub(crate) fn swiglu(engine: Engine, a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
+    match engine {
+        Engine::Kernels => run(Arc::new(SwiGlu), [a.into_dispatch(), b.into_dispatch()]),
+        Engine::Tensors => activation::silu(a) * b,
     }
 }
 

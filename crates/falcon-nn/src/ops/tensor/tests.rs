@@ -1,4 +1,4 @@
-//! The tensor path in `f32` against the recurrent kernels in `f64`, on numbers that both hold exactly.
+//! The tensor operations in `f32` against the recurrent kernels in `f64`, on numbers that both hold exactly.
 
 use burn::tensor::{Device, Tensor, TensorData};
 use falcon_kernels::rule::{Align, Decay, Gain, Normaliser, Objective, Read};

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData, activation};
 use falcon_kernels::rule::{Align, Read};
-use falcon_nn::{MixerConfig, Model, ModelConfig, PRESETS, Path};
+use falcon_nn::{Engine, MixerConfig, Model, ModelConfig, PRESETS};
 
 #[cfg(not(feature = "wgpu"))]
 fn elsewhere() -> Device {
@@ -28,9 +28,9 @@ fn config(name: &str, hidden: usize) -> ModelConfig {
 }
 
 /// Logits, and the gradient of every parameter.
-fn outcome(config: &ModelConfig, path: Path, device: &Device) -> BTreeMap<String, Vec<f32>> {
-    let model = Model::new(config, path, 7, device).unwrap();
-    assert_eq!(model.path(), path);
+fn outcome(config: &ModelConfig, engine: Engine, device: &Device) -> BTreeMap<String, Vec<f32>> {
+    let model = Model::new(config, engine, 7, device).unwrap();
+    assert_eq!(model.engine(), engine);
     let (batch, time) = (2, 37);
     let ids: Vec<i32> = (0..batch * time).map(|i| (i * i + 3 * i) % 11).collect();
     let ids = Tensor::from_data(TensorData::new(ids, [batch, time]), device);
@@ -56,8 +56,8 @@ fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 }
 
 fn assert_agree(what: &str, config: &ModelConfig) {
-    let expected = outcome(config, Path::Kernels, &Device::flex().autodiff());
-    let got = outcome(config, Path::Tensors, &elsewhere().autodiff());
+    let expected = outcome(config, Engine::Kernels, &Device::flex().autodiff());
+    let got = outcome(config, Engine::Tensors, &elsewhere().autodiff());
     assert_eq!(got.len(), expected.len());
     for (name, expected) in expected {
         let got = &got[&name];
@@ -68,7 +68,7 @@ fn assert_agree(what: &str, config: &ModelConfig) {
 }
 
 #[test]
-fn both_paths_are_one_model() {
+fn both_engines_are_one_model() {
     for name in PRESETS {
         assert_agree(name, &config(name, 16));
     }
@@ -84,7 +84,7 @@ fn timing_is_two_options() {
                 let mut config = config(name, 16);
                 (config.mixer.align, config.mixer.read) = (align, read);
                 assert_agree(&format!("{name} {align:?} {read:?}"), &config);
-                logits.push(outcome(&config, Path::Kernels, &Device::flex().autodiff()).remove("logits"));
+                logits.push(outcome(&config, Engine::Kernels, &Device::flex().autodiff()).remove("logits"));
             }
         }
         for (i, one) in logits.iter().enumerate() {
