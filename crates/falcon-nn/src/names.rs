@@ -34,9 +34,9 @@ impl Model {
 
     /// The gradient of every parameter, by name, in the order of [`Model::parameters`]; zeros where the loss does not depend on it.
     pub fn gradients(&self, grads: &Gradients) -> Vec<(String, Vec<f32>)> {
-        let mut found = Collector { path: Stack::default(), grads, found: Vec::new() };
-        self.visit(&mut found);
-        found.found
+        let mut found = Vec::new();
+        self.visit_parameters(|name, _, values| found.push((name.to_string(), values.gradient(grads))));
+        found
     }
 
     /// Replaces the values of every parameter by what `f` makes of them, as many.
@@ -49,13 +49,34 @@ impl Model {
 pub struct Values<'a> {
     /// Its shape.
     pub shape: Vec<usize>,
-    fetch: &'a dyn Fn() -> Vec<f32>,
+    tensor: &'a dyn Numbers,
 }
 
 impl Values<'_> {
     /// Row-major.
     pub fn to_vec(&self) -> Vec<f32> {
-        (self.fetch)()
+        self.tensor.values()
+    }
+
+    /// The gradient of a loss, row-major; zeros where the loss does not depend on the parameter.
+    pub fn gradient(&self, grads: &Gradients) -> Vec<f32> {
+        self.tensor.gradient(grads).unwrap_or_else(|| vec![0.0; self.shape.iter().product()])
+    }
+}
+
+/// A tensor, whatever its rank.
+trait Numbers {
+    fn values(&self) -> Vec<f32>;
+    fn gradient(&self, grads: &Gradients) -> Option<Vec<f32>>;
+}
+
+impl<const D: usize> Numbers for Tensor<D> {
+    fn values(&self) -> Vec<f32> {
+        self.to_data().try_to_vec().expect("parameters are f32")
+    }
+
+    fn gradient(&self, grads: &Gradients) -> Option<Vec<f32>> {
+        self.grad(grads).map(|grad| grad.values())
     }
 }
 
@@ -80,10 +101,6 @@ impl Stack {
     }
 }
 
-fn values<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
-    tensor.to_data().try_to_vec().expect("parameters are f32")
-}
-
 struct Visitor<V> {
     path: Stack,
     f: V,
@@ -100,31 +117,7 @@ impl<V: FnMut(&str, ParamId, Values<'_>)> ModuleVisitor for Visitor<V> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let tensor = param.val();
-        let fetch = || values(&tensor);
-        (self.f)(&self.path.name(), param.id, Values { shape: tensor.dims().to_vec(), fetch: &fetch });
-    }
-}
-
-struct Collector<'a> {
-    path: Stack,
-    grads: &'a Gradients,
-    found: Vec<(String, Vec<f32>)>,
-}
-
-impl ModuleVisitor for Collector<'_> {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.0.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.0.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let tensor = param.val();
-        let grad =
-            tensor.grad(self.grads).map_or_else(|| vec![0.0; tensor.shape().num_elements()], |g| values(&g));
-        self.found.push((self.path.name(), grad));
+        (self.f)(&self.path.name(), param.id, Values { shape: tensor.dims().to_vec(), tensor: &tensor });
     }
 }
 
@@ -144,10 +137,7 @@ impl<M: FnMut(&str, Values<'_>) -> Vec<f32>> ModuleMapper for Mapper<M> {
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, tensor, mapper) = param.consume();
-        let new = {
-            let fetch = || values(&tensor);
-            (self.f)(&self.path.name(), Values { shape: tensor.dims().to_vec(), fetch: &fetch })
-        };
+        let new = (self.f)(&self.path.name(), Values { shape: tensor.dims().to_vec(), tensor: &tensor });
         let new = Tensor::from_data(TensorData::new(new, tensor.dims()), &tensor.device());
         Param::from_mapped_value(id, if tensor.is_require_grad() { new.require_grad() } else { new }, mapper)
     }

@@ -150,7 +150,7 @@ impl<B: SliceBackend, C: CheckpointStrategy> SliceBackend for Autodiff<B, C> {
     }
 
     fn run_slices_backward(_: Arc<dyn SliceOp>, _: Args<Self>, _: FloatTensor<Self>) -> Vec<FloatTensor<Self>> {
-        unimplemented!("the CPU kernels have first derivatives only")
+        panic!("the CPU operations have first derivatives only: no gradient can be taken of their gradients")
     }
 }
 
