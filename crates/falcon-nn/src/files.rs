@@ -132,8 +132,9 @@ impl Model {
         self.visit_parameters(|name, _, values| {
             arrays.insert(name.to_string(), (values.shape.clone(), values.to_vec()));
         });
-        write(&folder.join(WEIGHTS_FILE), &serialise(&arrays))?;
-        write(&folder.join(CONFIG_FILE), self.config().to_json().as_bytes())
+        write_arrays(&folder.join(WEIGHTS_FILE), &arrays)?;
+        let path = folder.join(CONFIG_FILE);
+        write_file(&path, self.config().to_json().as_bytes()).map_err(|error| FileError::Io { path, error })
     }
 
     /// Reads what [`Model::save`] wrote. Every name and shape is checked.
@@ -198,21 +199,12 @@ impl Model {
         // In two halves, so that every position is exact.
         let halves = state.positions().iter().flat_map(|t| [(t >> 24) as f32, (t & 0xff_ffff) as f32]).collect();
         arrays.insert(POSITIONS.into(), (vec![state.positions().len(), 2], halves));
-        write(path, &serialise(&arrays))
+        write_arrays(path, &arrays)
     }
 
     /// Reads what [`Model::save_state`] wrote, on either path. A state of another model is refused.
     pub fn load_state(&self, path: &Path) -> Result<ModelState, FileError> {
-        let bytes = std::fs::read(path).map_err(|error| FileError::Io { path: path.into(), error })?;
-        let file = open(&bytes, path)?;
-        let mut arrays = BTreeMap::new();
-        for (name, tensor) in file.tensors() {
-            if tensor.dtype() != Dtype::F32 {
-                return Err(FileError::Type { path: path.into(), name, got: tensor.dtype() });
-            }
-            arrays.insert(name, (tensor.shape().to_vec(), floats(tensor.data())));
-        }
-        let mut arrays = Arrays { of: arrays, path: path.into(), prefix: String::new() };
+        let mut arrays = Arrays { of: read_arrays(path)?, path: path.into(), prefix: String::new() };
         let sequences = arrays.shape(POSITIONS).and_then(|shape| shape.first().copied()).unwrap_or(0);
         let halves = arrays.counts(POSITIONS, &[sequences, 2])?;
         let (halves, _) = halves.as_chunks::<2>();
@@ -230,6 +222,27 @@ impl Model {
             None => Ok(ModelState { layers }),
         }
     }
+}
+
+/// Arrays by name: the shape and the numbers, row-major.
+pub type NamedArrays = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+/// Reads a safetensors file of F32 tensors.
+pub fn read_arrays(path: &Path) -> Result<NamedArrays, FileError> {
+    let bytes = std::fs::read(path).map_err(|error| FileError::Io { path: path.into(), error })?;
+    let mut arrays = BTreeMap::new();
+    for (name, tensor) in open(&bytes, path)?.tensors() {
+        if tensor.dtype() != Dtype::F32 {
+            return Err(FileError::Type { path: path.into(), name, got: tensor.dtype() });
+        }
+        arrays.insert(name, (tensor.shape().to_vec(), floats(tensor.data())));
+    }
+    Ok(arrays)
+}
+
+/// Writes a safetensors file by [`write_file`].
+pub fn write_arrays(path: &Path, arrays: &NamedArrays) -> Result<(), FileError> {
+    write_file(path, &serialise(arrays)).map_err(|error| FileError::Io { path: path.into(), error })
 }
 
 fn open<'b>(bytes: &'b [u8], path: &Path) -> Result<SafeTensors<'b>, FileError> {
@@ -257,7 +270,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 
-fn serialise(arrays: &BTreeMap<String, (Vec<usize>, Vec<f32>)>) -> Vec<u8> {
+fn serialise(arrays: &NamedArrays) -> Vec<u8> {
     let bytes: Vec<(&String, &Vec<usize>, Vec<u8>)> = arrays
         .iter()
         .map(|(name, (shape, data))| (name, shape, data.iter().flat_map(|x| x.to_le_bytes()).collect()))
@@ -268,17 +281,16 @@ fn serialise(arrays: &BTreeMap<String, (Vec<usize>, Vec<f32>)>) -> Vec<u8> {
     safetensors::serialize(views, None).expect("names and views are valid")
 }
 
-/// Writes a file beside its place and moves it there.
-fn write(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
-    let io = |error| FileError::Io { path: path.into(), error };
-    let folder = path.parent().unwrap_or(Path::new("."));
+/// Writes a file beside its place, to the disk, and moves it there: whatever happens, the old file or the new one is in its place.
+pub fn write_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
     // As any new file, subject to the umask; temporary files are private otherwise.
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let mut file = builder.tempfile_in(folder).map_err(io)?;
-    file.write_all(bytes).map_err(io)?;
-    file.as_file().sync_all().map_err(io)?;
-    file.persist(path).map_err(|error| io(error.error))?;
+    let mut file = builder.tempfile_in(folder)?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|error| error.error)?;
     Ok(())
 }

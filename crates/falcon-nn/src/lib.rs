@@ -62,7 +62,7 @@ pub use config::{
     Activation, ConfigError, DecayGate, FeatureMap, GainGate, MixerConfig, ModelConfig, OutputGate, OutputNorm,
     QkNorm,
 };
-pub use files::{CONFIG_FILE, FileError, WEIGHTS_FILE};
+pub use files::{CONFIG_FILE, FileError, NamedArrays, WEIGHTS_FILE, read_arrays, write_arrays, write_file};
 pub use init::Init;
 pub use mixer::{Mixer, MixerState};
 pub use model::{Block, Model, ModelState};
