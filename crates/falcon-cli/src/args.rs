@@ -7,8 +7,9 @@ use falcon_kernels::Form;
 
 use crate::bench::BenchArgs;
 use crate::scan::{Dtype, Options};
+use crate::train::TrainArgs;
 
-/// Fast-weight attention rules, from the command line.
+/// Fast-weight attention: rules, layers and models whose memory learns while it reads.
 #[derive(Debug, Parser)]
 #[command(name = "falcon", version)]
 pub struct Cli {
@@ -20,6 +21,8 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Train a model, or go on with a run that was stopped.
+    Train(TrainArgs),
     /// Run one rule over the tensors of a file, and write what it computed to another.
     Scan(ScanArgs),
     /// Measure speed and memory.

@@ -1,7 +1,8 @@
-//! The `falcon` program as a library: parse, validate, run. The arithmetic is in `falcon_kernels`.
+//! The `falcon` program as a library: parse, validate, run. The arithmetic is in `falcon_kernels` and `falcon_nn`, training in `falcon_lm`.
 
 pub mod args;
 pub mod bench;
 pub mod memory;
 pub mod progress;
 pub mod scan;
+pub mod train;

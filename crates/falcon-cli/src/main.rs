@@ -10,13 +10,22 @@ use falcon_cli::bench;
 use falcon_cli::memory;
 use falcon_cli::progress::with_spinner;
 use falcon_cli::scan::{self, Options, Report, ScanError};
+use falcon_cli::train;
+use falcon_lm::train::Outcome;
 
 /// Bad input or an output that cannot be written; clap uses the same for bad arguments.
 const FAILURE: u8 = 2;
+/// Stopped by Ctrl-C, as shells have it.
+const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
     memory::keep_freed();
     match Cli::parse().command {
+        Command::Train(args) => match train::run(&args) {
+            Ok(Some(Outcome::Interrupted)) => ExitCode::from(INTERRUPTED),
+            Ok(_) => ExitCode::SUCCESS,
+            Err(error) => fail(error),
+        },
         Command::Scan(args) => match scan(&args) {
             Ok(report) => print(&args, &report),
             Err(error) => {

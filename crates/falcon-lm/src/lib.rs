@@ -1,3 +1,7 @@
-//! Training of fast-weight models.
+//! Training of fast-weight models: tasks, runs, checkpoints, measurements.
 
+pub mod config;
+pub mod evaluate;
+pub mod memory;
+pub mod tasks;
 pub mod train;

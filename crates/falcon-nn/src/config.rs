@@ -210,7 +210,7 @@ pub enum ConfigError {
 }
 
 /// The name among `known` that is nearest to `got`, for error messages.
-pub(crate) fn nearest<'a>(got: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+pub fn nearest<'a>(got: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let known: Vec<_> = known.into_iter().collect();
     let best = known.iter().min_by_key(|name| distance(got, name));
     match best {

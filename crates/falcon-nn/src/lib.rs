@@ -55,12 +55,13 @@ pub mod mup;
 mod names;
 mod ops;
 mod presets;
+mod probe;
 mod rotary;
 mod sequences;
 
 pub use config::{
     Activation, ConfigError, DecayGate, FeatureMap, GainGate, MixerConfig, ModelConfig, OutputGate, OutputNorm,
-    QkNorm,
+    QkNorm, nearest,
 };
 pub use files::{CONFIG_FILE, FileError, NamedArrays, WEIGHTS_FILE, read_arrays, write_arrays, write_file};
 pub use init::Init;
@@ -68,6 +69,6 @@ pub use mixer::{Mixer, MixerState};
 pub use model::{Block, Model, ModelState};
 pub use names::{Parameter, Values};
 pub use ops::Engine;
-pub use ops::loss::{IGNORED, cross_entropy};
+pub use ops::loss::{IGNORED, Prediction, cross_entropy, predictions};
 pub use presets::{PRESETS, SIZES};
 pub use sequences::Sequences;

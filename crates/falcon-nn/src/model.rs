@@ -10,6 +10,7 @@ use crate::mixer::{Mixer, MixerState};
 use crate::mup;
 use crate::ops::Engine;
 use crate::ops::linear::linear;
+use crate::probe::Probe;
 use crate::rotary::Rotary;
 use crate::sequences::Sequences;
 
@@ -89,12 +90,16 @@ impl Block {
         sequences: &Sequences,
         rotary: Option<&Rotary>,
         state: &mut MixerState,
+        probe: &mut Probe<'_>,
     ) -> Tensor<2> {
-        let x = x.clone() + self.attn.mix(self.attn_norm.forward(x), sequences, rotary, state);
-        match (&self.mlp_norm, &self.mlp) {
+        let x = x.clone() + self.attn.mix(self.attn_norm.forward(x), sequences, rotary, state, probe);
+        probe.see("attn", &x);
+        let x = match (&self.mlp_norm, &self.mlp) {
             (Some(norm), Some(mlp)) => x.clone() + mlp.forward(norm.forward(x)),
-            _ => x,
-        }
+            _ => return x,
+        };
+        probe.see("mlp", &x);
+        x
     }
 }
 
@@ -180,13 +185,37 @@ impl Model {
 
     /// What the output matrix is applied to, `[tokens, hidden]`.
     pub fn hidden(&self, tokens: Tensor<1, Int>, sequences: &Sequences, state: &mut ModelState) -> Tensor<2> {
+        self.probed(tokens, sequences, state, &mut Probe::none())
+    }
+
+    /// Calls `see` with the name and the numbers of every tensor on the way to the logits of fresh packed sequences, in the order they
+    /// are computed: `embeddings`, then of each layer such as `layers.0.attn.q` and, where it has them, the means to steer by,
+    /// `layers.0.attn.beta` or `eta`, `lambda` and `gamma`; then `norm` and `logits`.
+    pub fn observe(&self, tokens: Tensor<1, Int>, sequences: &Sequences, mut see: impl FnMut(&str, &[f32])) {
+        let mut probe = Probe::new(&mut see);
+        let hidden = self.probed(tokens, sequences, &mut self.state(sequences.count()), &mut probe);
+        probe.see("logits", &self.logits(hidden));
+    }
+
+    fn probed(
+        &self,
+        tokens: Tensor<1, Int>,
+        sequences: &Sequences,
+        state: &mut ModelState,
+        probe: &mut Probe<'_>,
+    ) -> Tensor<2> {
         assert_eq!(tokens.dims()[0], sequences.tokens(), "tokens given, and tokens of the sequences");
         let rotary = self.layers[0].attn.rotary(sequences, state.positions());
         let mut x = self.embeddings.weight.val().select(0, tokens);
-        for (layer, state) in self.layers.iter().zip(&mut state.layers) {
-            x = layer.forward(x, sequences, rotary.as_ref(), state);
+        probe.see("embeddings", &x);
+        for (index, (layer, state)) in self.layers.iter().zip(&mut state.layers).enumerate() {
+            probe.enter_layer(index);
+            x = layer.forward(x, sequences, rotary.as_ref(), state, probe);
         }
-        self.norm.forward(x)
+        probe.leave_layers();
+        let x = self.norm.forward(x);
+        probe.see("norm", &x);
+        x
     }
 
     /// Logits from [`Model::hidden`].

@@ -16,7 +16,6 @@ use serde::{Deserialize, Serialize};
 
 /// The constants of AdamW; the paper's by default.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct AdamWConfig {
     /// Memory of the mean.
     pub beta1: f64,

@@ -5,7 +5,6 @@ use thiserror::Error;
 
 /// Linear warm-up, then cosine decay.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Schedule {
     /// The highest rate, for a model of base width.
     pub lr: f64,

@@ -17,6 +17,7 @@ use burn::tensor::{Tensor, activation};
 use crate::config::{DecayGate, GainGate, MixerConfig};
 use crate::init::Init;
 use crate::layers::Linear;
+use crate::probe::Probe;
 
 #[derive(Module, Debug)]
 pub(crate) struct Gate {
@@ -114,5 +115,30 @@ impl Gate {
             _ => decay,
         };
         Gates { gain, decay }
+    }
+
+    /// Shows the gates by the names that the paper has for them. `γ` of a ridge is that of a key of nominal energy: `1 − β λ̄ / (1 + λ̄)`,
+    /// or `1 − η Ē λ̄`.
+    pub fn show(&self, gates: &Gates, probe: &mut Probe<'_>) {
+        if !probe.is_on() {
+            return;
+        }
+        let beta = self.config.gain == GainGate::Beta;
+        if let Some(gain) = &gates.gain {
+            probe.see(if beta { "attn.beta" } else { "attn.eta" }, gain);
+        }
+        match (&gates.decay, self.config.decay) {
+            (Some(ridge), DecayGate::Lambda) => {
+                probe.see("attn.lambda", ridge);
+                let step = match &gates.gain {
+                    Some(gain) if beta => gain.clone() / ridge.clone().add_scalar(1.0),
+                    Some(gain) => gain.clone().mul_scalar(self.config.nominal_energy()),
+                    None => ridge.ones_like() / ridge.clone().add_scalar(1.0),
+                };
+                probe.see("attn.gamma", &(step * ridge.clone()).neg().add_scalar(1.0));
+            }
+            (Some(gamma), _) => probe.see("attn.gamma", gamma),
+            (None, _) => {}
+        }
     }
 }

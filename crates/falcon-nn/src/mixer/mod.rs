@@ -24,6 +24,7 @@ use crate::init::Init;
 use crate::ops::Engine;
 use crate::ops::rule::rule;
 use crate::ops::tensor::RuleInputs;
+use crate::probe::Probe;
 use crate::rotary::Rotary;
 use crate::sequences::Sequences;
 
@@ -91,7 +92,7 @@ impl Mixer {
     /// The next tokens of packed sequences, `[tokens, hidden]`, moving `state` on.
     pub fn run(&self, x: Tensor<2>, sequences: &Sequences, state: &mut MixerState) -> Tensor<2> {
         let rotary = self.rotary(sequences, &state.positions);
-        self.mix(x, sequences, rotary.as_ref(), state)
+        self.mix(x, sequences, rotary.as_ref(), state, &mut Probe::none())
     }
 
     /// The state before the first token of `sequences` sequences.
@@ -116,13 +117,17 @@ impl Mixer {
         sequences: &Sequences,
         rotary: Option<&Rotary>,
         state: &mut MixerState,
+        probe: &mut Probe<'_>,
     ) -> Tensor<2> {
         assert_eq!(state.positions.len(), sequences.count(), "sequences of the state, and sequences given");
         let (q, k, v) = self.project.forward(x.clone(), sequences, &mut state.conv);
         let (q, k, v) = self.feature.forward(q, k, v, rotary);
+        [("attn.q", &q), ("attn.k", &k), ("attn.v", &v)].into_iter().for_each(|(name, x)| probe.see(name, x));
         let read = match (&self.rule, &mut state.memory) {
             (Some(of), Memory::Rule(memory)) => {
-                let Gates { gain, decay } = self.gate.forward(x.clone());
+                let gates = self.gate.forward(x.clone());
+                self.gate.show(&gates, probe);
+                let Gates { gain, decay } = gates;
                 let inputs = RuleInputs { q, k, v: v.clone(), gain, decay };
                 let before = memory.take().expect("no earlier call panicked");
                 let (read, after) = rule(of, inputs, sequences, before);
@@ -132,6 +137,7 @@ impl Mixer {
             (None, Memory::Cache(cache)) => attend(self.engine, q, k, v.clone(), sequences, cache),
             _ => panic!("the state is of another mixer"),
         };
+        probe.see("attn.read", &read);
         for (position, length) in state.positions.iter_mut().zip(sequences.lengths()) {
             *position += length;
         }

@@ -23,12 +23,7 @@ pub const IGNORED: i64 = -100;
 /// If there is not one target for each row, or if one is outside the vocabulary.
 pub fn cross_entropy(logits: Tensor<2>, targets: &[i64]) -> Tensor<1> {
     let [tokens, vocabulary] = logits.dims();
-    assert_eq!(targets.len(), tokens, "targets, and rows of logits");
-    if let Some((t, target)) =
-        targets.iter().enumerate().find(|(_, y)| **y != IGNORED && !(0..vocabulary as i64).contains(*y))
-    {
-        panic!("target {target} of token {t} is outside the vocabulary of {vocabulary}");
-    }
+    check(targets, tokens, vocabulary);
     let counted = targets.iter().filter(|target| **target != IGNORED).count();
     let device = logits.device();
     if counted == 0 {
@@ -47,6 +42,57 @@ pub fn cross_entropy(logits: Tensor<2>, targets: &[i64]) -> Tensor<1> {
             let weights = Tensor::from_data(TensorData::new(weights, [tokens, 1]), &device);
             (activation::log_softmax(logits, 1).gather(1, wanted) * weights).sum().neg()
         }
+    }
+}
+
+/// How well a token was predicted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prediction {
+    /// Cross-entropy in nats: the negative logarithm of the probability it was given.
+    pub loss: f64,
+    /// Whether its logit was the largest; of equal ones, the first is.
+    pub right: bool,
+}
+
+/// How well each token of logits `[tokens, vocabulary]` was predicted; none where the target is [`IGNORED`].
+///
+/// # Panics
+///
+/// As [`cross_entropy`].
+pub fn predictions(logits: Tensor<2>, targets: &[i64]) -> Vec<Option<Prediction>> {
+    let [tokens, vocabulary] = logits.dims();
+    check(targets, tokens, vocabulary);
+    let data = logits.into_data();
+    let logits: &[f32] = data.as_slice().expect("logits are f32");
+    let rows = logits.par_chunks(ROWS * vocabulary).zip(targets.par_chunks(ROWS));
+    let blocks: Vec<Vec<_>> = rows
+        .map(|(rows, targets)| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    let rows = rows.chunks_exact(vocabulary).zip(targets);
+                    rows.map(|(row, y)| {
+                        (*y != IGNORED).then(|| {
+                            let (most, sum) = partition(row);
+                            let logit = row[*y as usize];
+                            // Of equal ones the first, as elsewhere.
+                            let right = logit >= most && row[..*y as usize].iter().all(|z| *z < logit);
+                            Prediction { loss: surprise(most, sum, logit), right }
+                        })
+                    })
+                    .collect()
+                },
+            )
+        })
+        .collect();
+    blocks.concat()
+}
+
+fn check(targets: &[i64], tokens: usize, vocabulary: usize) {
+    assert_eq!(targets.len(), tokens, "targets, and rows of logits");
+    let outside = |y: &i64| *y != IGNORED && !(0..vocabulary as i64).contains(y);
+    if let Some((t, target)) = targets.iter().enumerate().find(|(_, y)| outside(y)) {
+        panic!("target {target} of token {t} is outside the vocabulary of {vocabulary}");
     }
 }
 
@@ -71,6 +117,12 @@ fn partition(row: &[f32]) -> (f32, f32) {
     (most, tail + lanes.iter().sum::<f32>())
 }
 
+/// `log Σ_j e^{z_j} − z_y`.
+#[inline(always)]
+fn surprise(most: f32, sum: f32, logit: f32) -> f64 {
+    f64::from(most) + f64::from(sum).ln() - f64::from(logit)
+}
+
 impl SliceOp for CrossEntropy {
     fn forward(&self, inputs: &[Slice<'_>], _: bool) -> Array {
         let (logits, vocabulary) = (inputs[0].data, inputs[0].shape[1]);
@@ -84,7 +136,7 @@ impl SliceOp for CrossEntropy {
                         let rows = rows.chunks_exact(vocabulary).zip(targets).filter(|(_, y)| **y != IGNORED);
                         rows.map(|(row, y)| {
                             let (most, sum) = partition(row);
-                            f64::from(most) + f64::from(sum).ln() - f64::from(row[*y as usize])
+                            surprise(most, sum, row[*y as usize])
                         })
                         .sum()
                     },
@@ -164,6 +216,16 @@ mod tests {
         }
         let loss = f64::from(numbers(loss)[0]);
         assert!((loss - expected).abs() < 1e-6 * expected, "{loss}, not {expected}");
+        let each = predictions(leaf().inner(), &targets);
+        let mean: f64 = each.iter().flatten().map(|prediction| prediction.loss / counted).sum();
+        assert!((mean - expected).abs() < 1e-6 * expected, "{mean}, not {expected}");
+        for (t, y) in targets.iter().enumerate() {
+            let row = &data[t * vocabulary..][..vocabulary];
+            let most = row.iter().fold(f32::MIN, |a, b| a.max(*b));
+            let first = row.iter().position(|z| *z == most).map(|j| j as i64);
+            let right = (*y != IGNORED).then(|| first == Some(*y));
+            assert_eq!(each[t].map(|prediction| prediction.right), right, "token {t}");
+        }
         let nothing = cross_entropy(leaf(), &vec![IGNORED; tokens]);
         assert_eq!(numbers(nothing), [0.0]);
     }

@@ -1,0 +1,100 @@
+//! The command line of `falcon train`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// Arguments of `falcon train`.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLE)]
+pub struct TrainArgs {
+    /// A TOML file; --help shows a complete one. Without it, defaults: falcon-3a.3 learns to add.
+    #[arg(value_name = "CONFIG")]
+    pub config: Option<PathBuf>,
+
+    /// The model: falcon-1a.1 .2 .3, falcon-2a.3, falcon-3a.3, falcon-1.3, falcon-2.3, falcon-3.3, transformer,
+    /// linear-attention, retnet, mamba2, deltanet or gated-deltanet.
+    #[arg(short, long, value_name = "PRESET")]
+    pub model: Option<String>,
+
+    /// Its size: tiny, small, 130m or 340m.
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<String>,
+
+    /// What it learns: addition or text.
+    #[arg(short, long, value_name = "TASK")]
+    pub task: Option<String>,
+
+    /// Any key of the configuration, such as train.lr=3e-4; may be given many times. The last one wins.
+    #[arg(short, long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+
+    /// The run's folder; runs/TASK-PRESET if not given. If it holds a run already, that run goes on from its last
+    /// checkpoint; alone, its own configuration is used.
+    #[arg(short, long, value_name = "DIR")]
+    pub run: Option<PathBuf>,
+
+    /// Threads; all cores if not given. Results do not depend on it.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+
+    /// Print the resolved configuration and stop.
+    #[arg(long)]
+    pub dry_run: bool,
+
+    /// Print one JSON object at the end instead of text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+const EXAMPLE: &str = r#"A COMPLETE FILE
+
+  [model]
+  preset = "falcon-1a.3"      # or retnet, mamba2, transformer, …
+  size = "tiny"               # tiny, small, 130m, 340m
+  hidden_size = 128           # any key of the model's config.json may follow
+  num_hidden_layers = 4
+
+  [task]
+  name = "addition"           # or "text", with train = "book.txt" and length = 256
+  max_width = 8               # learn sums of 1 to 8 digits,
+  beyond = 12                 # measure up to 12
+  widths = "uniform"          # or "adaptive": grow as accuracy allows
+  mixture = "sparse"          # or "uniform": how operands are drawn
+  sparse = 0.8                # of the samples at first
+  sparse_until = 0.6          # of the run
+  eval_samples = 64           # of each width
+
+  [train]
+  seed = 0
+  steps = 1000
+  batch = 128                 # sequences a step,
+  accumulate = 1              # computed in so many parts
+  lr = 3e-3                   # highest learning rate, for a model 128 wide
+  warmup = 100                # steps; then a cosine
+  final_fraction = 0.1        # down to this part of it
+  weight_decay = 0.1          # of matrices
+  beta1 = 0.9
+  beta2 = 0.95
+  eps = 1e-8
+  clip = 1.0                  # norm of all gradients together
+  spike = 4.0                 # stop when the loss is so many times what it was; 0 never stops
+  eval_every = 100            # steps
+  save_every = 100            # steps; also at every best measurement, and at the end
+  keep = 2                    # checkpoints beside the best
+
+A RUN'S FOLDER
+
+  config.toml                 the resolved configuration
+  metrics.jsonl               a record a line: every step, every measurement
+  checkpoints/step-000100/    config.json and model.safetensors, what the optimizer remembers,
+                              where the run stands, and SHA256SUMS of it all
+
+EXAMPLES
+
+  falcon train
+  falcon train --model transformer --set train.lr=1e-3 --set task.max_width=4
+  falcon train --task text --set task.train=book.txt --set train.steps=5000
+  falcon train mine.toml --run runs/mine
+  falcon train --run runs/mine                  go on after Ctrl-C, a crash or a kill
+  falcon report runs/*                          compare runs in one HTML page"#;

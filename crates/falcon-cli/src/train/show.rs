@@ -1,0 +1,129 @@
+//! What one sees of a run: a line that moves, and what is left when it is done.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use falcon_lm::config::RunConfig;
+use falcon_lm::memory;
+use falcon_lm::train::{EvalRecord, Outcome, Record, TrainRecord, Trainer, Watch};
+use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+
+/// Looks on.
+pub(super) struct Show {
+    /// Hidden by itself where stderr is no terminal.
+    bar: ProgressBar,
+    stop: &'static AtomicBool,
+    begin: Instant,
+    tokens: usize,
+    seconds: f64,
+    steps: u64,
+    last: Vec<EvalRecord>,
+}
+
+impl Show {
+    pub fn new(config: &RunConfig, stop: &'static AtomicBool) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(config.train.schedule.steps), ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len}  {msg}  {eta} left") {
+            bar.set_style(style);
+        }
+        Self { bar, stop, begin: Instant::now(), tokens: 0, seconds: 0.0, steps: 0, last: Vec::new() }
+    }
+
+    /// Says where the run begins.
+    pub fn begin(&mut self, trainer: &Trainer) {
+        self.begin = Instant::now();
+        self.bar.set_position(trainer.step());
+        self.bar.reset_eta();
+        if trainer.step() > 0 {
+            let (step, folder) = (trainer.step(), trainer.folder().path().display());
+            self.bar.println(format!("going on from step {step} of {folder}"));
+        }
+    }
+
+    /// Says how the run ended.
+    pub fn end(&self, out: &mut impl Write, trainer: &Trainer, outcome: Outcome, as_json: bool) -> io::Result<()> {
+        self.bar.finish_and_clear();
+        let rate = self.tokens as f64 / self.seconds.max(f64::MIN_POSITIVE);
+        let (step, folder, peak) = (trainer.step(), trainer.folder().path(), memory::peak());
+        if as_json {
+            let summary = json!({
+                "outcome": match outcome { Outcome::Finished => "finished", Outcome::Interrupted => "interrupted" },
+                "run": folder, "step": step, "steps_now": self.steps, "best": trainer.best(),
+                "evaluations": self.last, "tokens_per_second": rate, "peak_memory": peak,
+            });
+            return writeln!(out, "{summary}");
+        }
+        self.last.iter().try_for_each(|record| writeln!(out, "{}", measured(record)))?;
+        let folder = folder.display();
+        match outcome {
+            Outcome::Finished if self.steps == 0 => writeln!(out, "all {step} steps were done before: {folder}")?,
+            Outcome::Finished => {
+                writeln!(out, "finished: {} steps in {}", self.steps, HumanDuration(self.begin.elapsed()))?
+            }
+            Outcome::Interrupted => {
+                writeln!(out, "interrupted and saved at step {step}; `falcon train --run {folder}` goes on")?
+            }
+        }
+        if self.steps > 0 {
+            let peak = peak.map_or(String::new(), |peak| format!(", peak memory {} MiB", peak >> 20));
+            writeln!(out, "{} tokens/s{peak}", HumanCount(rate as u64))?;
+        }
+        if let Some(best) = trainer.best() {
+            let path = trainer.folder().checkpoint(best.step);
+            writeln!(out, "best: step {}, in {}", best.step, path.display())?;
+        }
+        Ok(())
+    }
+}
+
+impl Watch for Show {
+    fn record(&mut self, record: &Record) {
+        match record {
+            Record::Train(record) => {
+                self.tokens += record.tokens;
+                self.seconds += record.seconds;
+                self.steps += 1;
+                self.bar.set_position(record.step);
+                self.bar.set_message(trained(record));
+            }
+            Record::Eval(record) => {
+                self.bar.println(measured(record));
+                self.last.retain(|last| last.step == record.step);
+                self.last.push(record.clone());
+            }
+            Record::Start(_) | Record::Gates(_) | Record::Stop(_) => {}
+        }
+    }
+
+    fn warn(&mut self, message: &str) {
+        // Seen also where there is no terminal.
+        let line = format!("warning: {message}");
+        if io::stderr().is_terminal() {
+            self.bar.println(line);
+        } else {
+            let _ = writeln!(io::stderr(), "{line}");
+        }
+    }
+
+    fn stop(&mut self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+}
+
+fn trained(record: &TrainRecord) -> String {
+    let TrainRecord { loss, accuracy, lr, grad_norm, tokens, seconds, .. } = record;
+    let task: String = record.task.iter().map(|(name, value)| format!("  {name} {value}")).collect();
+    let rate = HumanCount((*tokens as f64 / seconds) as u64);
+    format!(
+        "loss {loss:.4}  accuracy {:.1}%  lr {lr:.1e}  |g| {grad_norm:.2}  {rate} tokens/s{task}",
+        100.0 * accuracy
+    )
+}
+
+fn measured(record: &EvalRecord) -> String {
+    let EvalRecord { step, split, total, .. } = record;
+    let (accuracy, exact) = (100.0 * total.accuracy, 100.0 * total.exact);
+    format!("step {step:>6}  {split:<10}  loss {:.4}  accuracy {accuracy:.2}%  exact {exact:.2}%", total.loss)
+}

@@ -1,0 +1,367 @@
+//! A run's configuration: what a TOML file and the command line say, on top of presets, resolved to every last key.
+
+use std::path::{Path, PathBuf};
+
+use falcon_nn::{ConfigError, MixerConfig, ModelConfig, nearest};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use thiserror::Error;
+
+use crate::tasks::{TASKS, TaskConfig, TaskError};
+use crate::train::{TrainConfig, TrainConfigError};
+
+/// Name of the configuration in a run's folder.
+pub const RUN_FILE: &str = "config.toml";
+
+/// What a run does, in full.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunConfig {
+    /// The preset that the model started from.
+    pub preset: String,
+    /// And its size.
+    pub size: String,
+    /// The model.
+    pub model: ModelConfig,
+    /// What it learns.
+    pub task: TaskConfig,
+    /// How.
+    pub train: TrainConfig,
+}
+
+/// What is wrong with a configuration.
+#[derive(Debug, Error)]
+pub enum RunConfigError {
+    /// The system refused.
+    #[error("{path}: {error}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// Not TOML.
+    #[error("{from}: {error}")]
+    Toml {
+        /// A file, or an argument.
+        from: String,
+        /// What is wrong with it.
+        error: String,
+    },
+    /// A key there is no place for.
+    #[error("{from}: unknown key {key}; {hint}")]
+    Unknown {
+        /// A file, or an argument.
+        from: String,
+        /// The key.
+        key: String,
+        /// The nearest known, or all.
+        hint: String,
+    },
+    /// A value of the wrong kind.
+    #[error("{from}: {key} = {value}: {error}")]
+    Value {
+        /// A file, or an argument.
+        from: String,
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What is wrong with it.
+        error: String,
+    },
+    /// A name that is none of those known.
+    #[error("unknown {what} {got:?}; {hint}")]
+    Name {
+        /// What it should name.
+        what: &'static str,
+        /// The name.
+        got: String,
+        /// The nearest known, or all.
+        hint: String,
+    },
+    /// A model that cannot be.
+    #[error("model: {0}")]
+    Model(#[from] ConfigError),
+    /// A vocabulary that is not the task's.
+    #[error("model.vocab_size must be {task}, the tokens of the task, got {got}; leave it out")]
+    Vocabulary {
+        /// Tokens of the task.
+        task: usize,
+        /// Tokens of the model.
+        got: usize,
+    },
+    /// A task that cannot be.
+    #[error(transparent)]
+    Task(#[from] TaskError),
+    /// Training that cannot be.
+    #[error(transparent)]
+    Train(#[from] TrainConfigError),
+}
+
+/// Keys and values from one place.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    from: String,
+    values: Map<String, Value>,
+}
+
+impl Layer {
+    /// From a TOML file.
+    pub fn file(path: &Path) -> Result<Self, RunConfigError> {
+        let text =
+            std::fs::read_to_string(path).map_err(|error| RunConfigError::Io { path: path.into(), error })?;
+        Self::text(&path.display().to_string(), &text)
+    }
+
+    fn text(from: &str, text: &str) -> Result<Self, RunConfigError> {
+        let toml = |error: String| RunConfigError::Toml { from: from.into(), error };
+        let table: toml::Table = toml::from_str(text).map_err(|error| toml(error.to_string()))?;
+        match serde_json::to_value(table).map_err(|error| toml(error.to_string()))? {
+            Value::Object(values) => Ok(Self { from: from.into(), values }),
+            _ => unreachable!("a table is an object"),
+        }
+    }
+
+    /// From `section.key=value`, as `--set` has it. A value that is no TOML is taken as text.
+    pub fn set(argument: &str) -> Result<Self, RunConfigError> {
+        let from = format!("--set {argument}");
+        let parts = argument.split_once('=').and_then(|(path, value)| Some((path.trim().split_once('.')?, value)));
+        let Some(((section, key), value)) = parts else {
+            let error = "give it as section.key=value, such as train.lr=3e-4".into();
+            return Err(RunConfigError::Toml { from, error });
+        };
+        let parsed = toml::from_str::<Map<String, Value>>(&format!("value = {value}")).ok();
+        let value =
+            parsed.and_then(|mut table| table.remove("value")).unwrap_or_else(|| Value::from(value.trim()));
+        Ok(Self { from, ..Self::of(section, key, value) })
+    }
+
+    /// One key.
+    pub fn of(section: &str, key: &str, value: impl Into<Value>) -> Self {
+        let section_values = Map::from_iter([(key.to_string(), value.into())]);
+        let values = Map::from_iter([(section.to_string(), Value::Object(section_values))]);
+        Self { from: format!("{section}.{key}"), values }
+    }
+}
+
+/// The value of a key in the last layer that has it.
+fn last<'a>(layers: &'a [Layer], section: &str, key: &str) -> Option<&'a Value> {
+    layers.iter().rev().find_map(|layer| layer.values.get(section)?.get(key))
+}
+
+/// The same for a name.
+fn name<'a>(layers: &'a [Layer], section: &str, key: &str, default: &'a str) -> &'a str {
+    last(layers, section, key).and_then(Value::as_str).unwrap_or(default)
+}
+
+/// Sections of a file.
+const SECTIONS: [&str; 3] = ["model", "task", "train"];
+/// What stands for an option that is off, as TOML has no null.
+const NONE: &str = "none";
+
+impl RunConfig {
+    /// Later layers over earlier ones, all over the presets that they name.
+    pub fn resolve(layers: &[Layer]) -> Result<Self, RunConfigError> {
+        for layer in layers {
+            for (section, values) in &layer.values {
+                if !SECTIONS.contains(&section.as_str()) {
+                    let (from, hint) = (layer.from.clone(), nearest(section, SECTIONS));
+                    return Err(RunConfigError::Unknown { from, key: section.clone(), hint });
+                }
+                if !values.is_object() {
+                    let error = "a section, as in [train]".to_string();
+                    let (from, key, value) = (layer.from.clone(), section.clone(), values.to_string());
+                    return Err(RunConfigError::Value { from, key, value, error: format!("must be {error}") });
+                }
+            }
+        }
+        let task_name = name(layers, "task", "name", TASKS[0]);
+        let Some(task) = TaskConfig::preset(task_name) else {
+            let hint = nearest(task_name, TASKS);
+            return Err(RunConfigError::Name { what: "task", got: task_name.into(), hint });
+        };
+        let task = overlay("task", task, &["name"], layers)?;
+        task.validate()?;
+        let train: TrainConfig = overlay("train", task.recipe(), &[], layers)?;
+        train.validate()?;
+
+        let preset = name(layers, "model", "preset", "falcon-3a.3").to_string();
+        let size = name(layers, "model", "size", "tiny").to_string();
+        let model = overlay("model", base(&preset, &size, &task, layers)?, &["preset", "size"], layers)?;
+        model.validate()?;
+        if model.vocab_size != task.vocab_size() {
+            return Err(RunConfigError::Vocabulary { task: task.vocab_size(), got: model.vocab_size });
+        }
+        Ok(Self { preset, size, model, task, train })
+    }
+
+    /// From the file of a run.
+    pub fn read(path: &Path) -> Result<Self, RunConfigError> {
+        Self::resolve(&[Layer::file(path)?])
+    }
+
+    /// As a file, every key of it.
+    pub fn to_toml(&self) -> String {
+        let mut text =
+            format!("[model]\npreset = {:?}\nsize = {:?}\n{}", self.preset, self.size, keys(&self.model));
+        text += &format!("\n[task]\n{}\n[train]\n{}", keys(&self.task), keys(&self.train));
+        text
+    }
+
+    /// The keys in which two configurations differ, with the values of both.
+    pub fn differences(&self, other: &Self) -> Vec<(String, String, String)> {
+        let table =
+            |config: &Self| -> toml::Table { toml::from_str(&config.to_toml()).expect("as it was written") };
+        let (one, other) = (table(self), table(other));
+        let keys = |table: &toml::Table| -> Vec<(String, String)> {
+            let sections = table.iter().filter_map(|(section, values)| Some((section, values.as_table()?)));
+            sections
+                .flat_map(|(s, values)| values.iter().map(move |(k, v)| (format!("{s}.{k}"), v.to_string())))
+                .collect()
+        };
+        let (one, other) = (keys(&one), keys(&other));
+        let value = |of: &[(String, String)], key: &str| {
+            of.iter().find(|(k, _)| k == key).map_or_else(|| "unset".to_string(), |(_, value)| value.clone())
+        };
+        let mut names: Vec<&String> = one.iter().chain(&other).map(|(key, _)| key).collect();
+        names.sort();
+        names.dedup();
+        let all = names.into_iter().map(|key| (key.clone(), value(&one, key), value(&other, key)));
+        all.filter(|(_, a, b)| a != b).collect()
+    }
+}
+
+/// The model that presets and sizes say, before single keys. A width or number of heads of its own carries its preset's proportions over.
+fn base(preset: &str, size: &str, task: &TaskConfig, layers: &[Layer]) -> Result<ModelConfig, RunConfigError> {
+    let mut model = ModelConfig::preset(preset, size, task.vocab_size())?;
+    let number = |key| last(layers, "model", key).and_then(Value::as_u64).map(|value| value as usize);
+    let (hidden, heads) = (number("hidden_size"), number("num_heads"));
+    if (hidden.is_some() || heads.is_some()) && number("head_dim").is_none() {
+        let (hidden, heads) = (hidden.unwrap_or(model.hidden_size), heads.unwrap_or(model.mixer.num_heads));
+        model.mixer = MixerConfig::preset(preset, hidden, heads)?;
+        model.hidden_size = hidden;
+    }
+    Ok(model)
+}
+
+/// `config` with the keys that layers give, one after the other, so that a wrong one is known by name. `names` are keys that chose the preset.
+fn overlay<T: Serialize + DeserializeOwned>(
+    section: &str,
+    config: T,
+    names: &[&str],
+    layers: &[Layer],
+) -> Result<T, RunConfigError> {
+    let mut config = config;
+    for layer in layers {
+        let Some(Value::Object(given)) = layer.values.get(section) else { continue };
+        for (key, value) in given.iter().filter(|(key, _)| !names.contains(&key.as_str())) {
+            let Ok(Value::Object(all)) = serde_json::to_value(&config) else { unreachable!("a table") };
+            let from = layer.from.clone();
+            if !all.contains_key(key) {
+                let known = all.keys().map(String::as_str).chain(names.iter().copied());
+                let hint = nearest(key, known);
+                return Err(RunConfigError::Unknown { from, key: format!("{section}.{key}"), hint });
+            }
+            let wanted = |value: Value| {
+                let mut all = all.clone();
+                all.insert(key.clone(), value);
+                serde_json::from_value(Value::Object(all))
+            };
+            let off = (value.as_str() == Some(NONE)).then(|| wanted(Value::Null).ok()).flatten();
+            config = match off.map_or_else(|| wanted(value.clone()), Ok) {
+                Ok(config) => config,
+                Err(error) => {
+                    let (key, value) = (format!("{section}.{key}"), value.to_string());
+                    return Err(RunConfigError::Value { from, key, value, error: error.to_string() });
+                }
+            };
+        }
+    }
+    Ok(config)
+}
+
+/// The keys of a section, in the order that its type declares them.
+fn keys<T: Serialize>(section: &T) -> String {
+    let mut text = toml::to_string(section).expect("a configuration is plain data");
+    if let Ok(Value::Object(all)) = serde_json::to_value(section) {
+        for (key, _) in all.iter().filter(|(_, value)| value.is_null()) {
+            text += &format!("{key} = {NONE:?}\n");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use falcon_nn::PRESETS;
+
+    use super::*;
+
+    fn resolved(text: &str, sets: &[&str]) -> Result<RunConfig, RunConfigError> {
+        let mut layers = vec![Layer::text("run.toml", text)?];
+        for set in sets {
+            layers.push(Layer::set(set)?);
+        }
+        RunConfig::resolve(&layers)
+    }
+
+    fn said(text: &str, sets: &[&str]) -> String {
+        resolved(text, sets).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_resolved_resolves_to_itself() {
+        for preset in PRESETS {
+            let config = resolved("", &[&format!("model.preset={preset}"), "train.lr=0.01"]).unwrap();
+            let again = resolved(&config.to_toml(), &[]).unwrap();
+            assert_eq!(config, again, "{preset}");
+            assert!(config.differences(&again).is_empty());
+        }
+        let text = resolved("[task]\nname = \"text\"\ntrain = \"a b.txt\"", &["model.rope_theta=none"]).unwrap();
+        assert_eq!(resolved(&text.to_toml(), &[]).unwrap(), text);
+    }
+
+    #[test]
+    fn later_layers_win_and_proportions_carry_over() {
+        let file = "[model]\npreset = \"transformer\"\n[train]\nlr = 1e-4\nsteps = 50\nwarmup = 5";
+        let config = resolved(file, &["train.lr=3e-4", "model.hidden_size=64", "task.mixture=uniform"]).unwrap();
+        assert_eq!((config.train.schedule.lr, config.train.schedule.steps), (3e-4, 50));
+        assert_eq!((config.model.hidden_size, config.model.mixer.head_dim), (64, 16));
+        assert_eq!(config.model.vocab_size, 12);
+        let off = resolved(file, &["model.rope_theta=none"]).unwrap();
+        assert_eq!(off.model.mixer.rope_theta, None);
+        let differences = config.differences(&off);
+        let rope = differences.iter().find(|(key, ..)| key == "model.rope_theta").unwrap();
+        assert_eq!((rope.1.as_str(), rope.2.as_str()), ("10000.0", "\"none\""));
+        // An integer will do for a number.
+        assert_eq!(resolved("[train]\nlr = 1", &[]).unwrap().train.schedule.lr, 1.0);
+    }
+
+    #[test]
+    fn wrong_keys_and_values_are_named() {
+        assert_eq!(
+            said("[train]\nlearning = 1", &[]),
+            "run.toml: unknown key train.learning; known are accumulate, batch, beta1, beta2, clip, eps, eval_every, final_fraction, keep, lr, save_every, seed, spike, steps, warmup, weight_decay"
+        );
+        assert!(
+            said("", &["train.warmupp=3"])
+                .contains("--set train.warmupp=3: unknown key train.warmupp; did you mean \"warmup\"?")
+        );
+        assert!(said("[trian]\nlr = 1", &[]).contains("did you mean \"train\"?"));
+        assert!(said("train = 3", &[]).contains("must be a section"));
+        assert!(said("", &["train.steps=many"]).contains("train.steps = \"many\": invalid type: string"));
+        assert!(said("", &["train.steps=-5"]).contains("train.steps = -5"));
+        assert!(said("", &["train.lr=-5"]).contains("lr must be above 0, got -5"));
+        assert!(said("", &["lr=-5"]).contains("section.key=value"));
+        assert!(said("", &["model.preset=falcon-4"]).contains("did you mean"));
+        assert!(said("", &["model.size=huge"]).contains("tiny"));
+        assert!(said("", &["task.name=adition"]).contains("did you mean \"addition\"?"));
+        assert!(said("", &["model.decay=lambada"]).contains("`lambda`"));
+        assert!(said("", &["model.vocab_size=99"]).contains("must be 12"));
+        assert!(said("", &["model.hidden_size=30"]).contains("multiple of the 4 heads"));
+        assert!(said("[train\nlr = 1", &[]).contains("run.toml"));
+        assert!(said("", &["task.name=text"]).contains("--set task.train="));
+        assert!(said("", &["train.batch=0"]).contains("train.batch must be at least 1"));
+    }
+}

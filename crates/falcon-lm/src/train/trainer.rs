@@ -1,0 +1,345 @@
+//! The loop: draw a batch, take a step, measure, save.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use burn::module::Module;
+use burn::tensor::Device;
+use falcon_nn::{Model, cross_entropy, predictions};
+use thiserror::Error;
+
+use super::checkpoint::{Best, Checkpoint, CheckpointError, Progress};
+use super::folder::{FolderError, RunFolder};
+use super::health::{Fault, diagnose};
+use super::metrics::{
+    EvalRecord, GatesRecord, METRICS_FILE, MetricsError, MetricsLog, Record, Scores, StartRecord, StopRecord,
+    TrainRecord,
+};
+use super::{AdamW, clip};
+use crate::config::{RunConfig, RunConfigError};
+use crate::evaluate::{Tally, evaluate, logits, tokens};
+use crate::memory;
+use crate::tasks::{Batch, Moment, Split, Task, TaskError, VALIDATION};
+
+/// Who looks on while a run goes.
+pub trait Watch {
+    /// Told everything that is recorded.
+    fn record(&mut self, _record: &Record) {}
+
+    /// Told what is amiss but can be lived with.
+    fn warn(&mut self, _message: &str) {}
+
+    /// Asked before every step: whether to save and stop.
+    fn stop(&mut self) -> bool {
+        false
+    }
+}
+
+/// Looks on in silence.
+impl Watch for () {}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All steps are done.
+    Finished,
+    /// Asked to stop; the rest can be done another time.
+    Interrupted,
+}
+
+/// Why a run could not go on.
+#[derive(Debug, Error)]
+pub enum TrainError {
+    /// The configuration does not do.
+    #[error(transparent)]
+    Config(#[from] RunConfigError),
+    /// The task does not.
+    #[error(transparent)]
+    Task(#[from] TaskError),
+    /// The folder does not.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    /// A record cannot be written.
+    #[error("{error}\n{kept}")]
+    Metrics {
+        /// What is wrong.
+        error: MetricsError,
+        /// What there is to go on from.
+        kept: String,
+    },
+    /// A checkpoint cannot be written.
+    #[error("the checkpoint of step {step} cannot be written: {error}\n{kept}")]
+    Checkpoint {
+        /// Steps done.
+        step: u64,
+        /// What is wrong.
+        error: CheckpointError,
+        /// What there is to go on from.
+        kept: String,
+    },
+    /// The loss went bad.
+    #[error("step {step}: {what}: {fault}\n{kept}")]
+    Bad {
+        /// The step.
+        step: u64,
+        /// What was seen.
+        what: String,
+        /// What first went bad.
+        fault: Fault,
+        /// What there is to go on from.
+        kept: String,
+    },
+}
+
+/// A run, ready to go or to go on.
+pub struct Trainer {
+    config: RunConfig,
+    folder: RunFolder,
+    device: Device,
+    model: Model,
+    optimizer: AdamW,
+    progress: Progress,
+    task: Box<dyn Task>,
+    splits: Vec<Split>,
+    log: MetricsLog,
+    saved: Option<u64>,
+}
+
+/// The weight of the past in the smoothed loss.
+const MEMORY: f64 = 0.9;
+
+impl Trainer {
+    /// A run of `config` in the folder `path`: a new one, or the one that is there, from its last checkpoint.
+    pub fn open(config: &RunConfig, path: &std::path::Path, watch: &mut dyn Watch) -> Result<Self, TrainError> {
+        // What needs no folder first: a folder should not be left behind by a run that cannot be.
+        let mut task = config.task.open()?;
+        let device = Device::flex().autodiff();
+        let folder = RunFolder::open(path, config)?;
+        let last = folder.last(config, &device, |message| watch.warn(message))?;
+        let saved = last.as_ref().map(|last| last.progress.step);
+        let Checkpoint { model, optimizer, progress } = match last {
+            Some(last) => last,
+            None => Checkpoint {
+                model: config.model.init(config.train.seed, &device).map_err(RunConfigError::from)?,
+                optimizer: AdamW::new(config.train.optimizer),
+                progress: Progress { task: task.state(), ..Progress::default() },
+            },
+        };
+        task.restore(progress.task.clone())?;
+        let log = MetricsLog::resume(&folder.path().join(METRICS_FILE), progress.step);
+        let log = log.map_err(|error| TrainError::Metrics { error, kept: String::new() })?;
+        let splits = task.splits();
+        Ok(Self { config: config.clone(), folder, device, model, optimizer, progress, task, splits, log, saved })
+    }
+
+    /// Steps done.
+    pub fn step(&self) -> u64 {
+        self.progress.step
+    }
+
+    /// The best measurement so far.
+    pub fn best(&self) -> Option<Best> {
+        self.progress.best
+    }
+
+    /// Where the run is.
+    pub fn folder(&self) -> &RunFolder {
+        &self.folder
+    }
+
+    /// Trains to the end, or until `watch` says to stop.
+    pub fn run(&mut self, watch: &mut dyn Watch) -> Result<Outcome, TrainError> {
+        let steps = self.config.train.schedule.steps;
+        if self.progress.step >= steps {
+            return Ok(Outcome::Finished);
+        }
+        let start = StartRecord {
+            step: self.progress.step,
+            version: env!("CARGO_PKG_VERSION").into(),
+            threads: rayon::current_num_threads(),
+            parameters: self.config.model.parameter_count(),
+        };
+        self.write(Record::Start(start), watch)?;
+        while self.progress.step < steps {
+            if watch.stop() {
+                self.save()?;
+                self.stop("interrupted", watch)?;
+                return Ok(Outcome::Interrupted);
+            }
+            self.advance(watch)?;
+            let step = self.progress.step;
+            let mut best = false;
+            if step.is_multiple_of(self.config.train.eval_every) || step == steps {
+                best = self.measure(watch)?;
+            }
+            if best || step.is_multiple_of(self.config.train.save_every) || step == steps {
+                self.save()?;
+            }
+        }
+        self.stop("finished", watch)?;
+        Ok(Outcome::Finished)
+    }
+
+    /// One step.
+    fn advance(&mut self, watch: &mut dyn Watch) -> Result<(), TrainError> {
+        let begin = Instant::now();
+        let train = &self.config.train;
+        let step = self.progress.step;
+        let moment = Moment { seed: train.seed, step, steps: train.schedule.steps };
+        let batch = self.task.batch(moment, train.batch);
+        let (loss, accuracy, mut gradients) = self.gradients(&batch);
+        let grad_norm = clip(&mut gradients, train.clip);
+        if let Some(what) = self.complaint(loss, grad_norm) {
+            let before = self.saved.and_then(|step| {
+                let path = self.folder.checkpoint(step);
+                Checkpoint::load(&path, self.config.train.optimizer, &self.device).ok()
+            });
+            let fault = diagnose(&self.model, &gradients, &batch, before.as_ref().map(|before| &before.model));
+            let bad = TrainError::Bad { step: step + 1, what, fault, kept: self.kept() };
+            self.stop(&bad.to_string(), watch)?;
+            return Err(bad);
+        }
+        let lr = train.schedule.at(step);
+        self.model = self.optimizer.step(self.model.clone(), &gradients, lr);
+        self.task.observe(accuracy);
+        let recent = self.progress.recent_loss.unwrap_or(loss);
+        self.progress.recent_loss = Some(MEMORY * recent + (1.0 - MEMORY) * loss);
+        self.progress.step += 1;
+        self.progress.task = self.task.state();
+        let record = TrainRecord {
+            step: self.progress.step,
+            loss,
+            accuracy,
+            lr,
+            grad_norm,
+            tokens: batch.tokens.len(),
+            seconds: begin.elapsed().as_secs_f64(),
+            task: self.task.values(),
+        };
+        self.write(Record::Train(record), watch)
+    }
+
+    /// Loss, accuracy and gradients of a batch, computed in parts.
+    fn gradients(&self, batch: &Batch) -> (f64, f64, Vec<(String, Vec<f32>)>) {
+        let asked = batch.asked().max(1) as f64;
+        let (mut loss, mut tally, mut sum) = (0.0, Tally::default(), Vec::<(String, Vec<f32>)>::new());
+        for part in batch.split(self.config.train.accumulate) {
+            let logits = logits(&self.model, &part);
+            tally += Tally::of(&part, &predictions(logits.clone().inner(), &part.targets));
+            // The mean over the part counts as much as it has tokens.
+            let share = part.asked() as f64 / asked;
+            let mean = cross_entropy(logits, &part.targets).mul_scalar(share);
+            let gradients = self.model.gradients(&mean.backward());
+            loss += f64::from(mean.into_scalar::<f32>());
+            if sum.is_empty() {
+                sum = gradients;
+                continue;
+            }
+            for ((_, sum), (_, part)) in sum.iter_mut().zip(gradients) {
+                sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+            }
+        }
+        (loss, tally.scores().accuracy, sum)
+    }
+
+    /// What is wrong with a step, if something is.
+    fn complaint(&self, loss: f64, grad_norm: f64) -> Option<String> {
+        if !loss.is_finite() {
+            return Some(format!("the loss is {loss}"));
+        }
+        if !grad_norm.is_finite() {
+            return Some(format!("the norm of the gradients is {grad_norm}, the loss {loss:.4}"));
+        }
+        let (spike, recent) = (self.config.train.spike, self.progress.recent_loss?);
+        let guessing = (self.config.model.vocab_size as f64).ln();
+        let bad = spike > 0.0 && loss > spike * recent && loss > guessing;
+        bad.then(|| format!("the loss jumped to {loss:.4}, from {recent:.4} of late; guessing has {guessing:.4}"))
+    }
+
+    /// Measures all splits, and says whether this is the best so far.
+    fn measure(&mut self, watch: &mut dyn Watch) -> Result<bool, TrainError> {
+        let (step, model) = (self.progress.step, self.model.valid());
+        let mut validation = Scores::default();
+        for split in std::mem::take(&mut self.splits) {
+            let begin = Instant::now();
+            let scores = evaluate(&model, std::slice::from_ref(&split));
+            for (split, total, groups) in scores {
+                if split == VALIDATION {
+                    validation = total;
+                }
+                let seconds = begin.elapsed().as_secs_f64();
+                self.write(Record::Eval(EvalRecord { step, split, total, groups, seconds }), watch)?;
+            }
+            self.splits.push(split);
+        }
+        let layers = gates(&model, &self.splits);
+        if layers.iter().any(|layer| !layer.is_empty()) {
+            self.write(Record::Gates(GatesRecord { step, layers }), watch)?;
+        }
+        let score = self.task.score(&validation);
+        let best = self.progress.best.is_none_or(|best| score > best.score);
+        if best {
+            self.progress.best = Some(Best { step, score });
+        }
+        Ok(best)
+    }
+
+    /// Writes a checkpoint, unless the last one is of this step.
+    fn save(&mut self) -> Result<(), TrainError> {
+        let step = self.progress.step;
+        if self.saved == Some(step) {
+            return Ok(());
+        }
+        // Records first: a checkpoint never knows more steps than they do.
+        self.log.sync().map_err(|error| TrainError::Metrics { error, kept: self.kept() })?;
+        let best = self.progress.best.map(|best| best.step);
+        let saved = Checkpoint::save(&self.folder.checkpoint(step), &self.model, &self.optimizer, &self.progress);
+        let pruned = saved.and_then(|()| {
+            self.saved = Some(step);
+            self.folder.prune(self.config.train.keep, best)
+        });
+        pruned.map_err(|error| TrainError::Checkpoint { step, error, kept: self.kept() })
+    }
+
+    fn stop(&mut self, reason: &str, watch: &mut dyn Watch) -> Result<(), TrainError> {
+        let record = StopRecord { step: self.progress.step, reason: reason.into(), peak_memory: memory::peak() };
+        self.write(Record::Stop(record), watch)
+    }
+
+    fn write(&mut self, record: Record, watch: &mut dyn Watch) -> Result<(), TrainError> {
+        self.log.write(&record).map_err(|error| TrainError::Metrics { error, kept: self.kept() })?;
+        watch.record(&record);
+        Ok(())
+    }
+
+    /// What there is to go on from, for people to read.
+    fn kept(&self) -> String {
+        let path: Option<PathBuf> = self.saved.map(|step| self.folder.checkpoint(step));
+        match path {
+            Some(path) => format!("the checkpoint before is whole: {}", path.display()),
+            None => "there is no checkpoint yet".into(),
+        }
+    }
+}
+
+/// Tokens that gates are averaged over.
+const LOOK: usize = 2048;
+
+/// The means of the gates, by layer.
+fn gates(model: &Model, splits: &[Split]) -> Vec<BTreeMap<String, f64>> {
+    let mut layers = vec![BTreeMap::new(); model.layers().len()];
+    // The longest group of the validation split says most.
+    let validation = splits.iter().find(|split| split.name == VALIDATION);
+    let Some((_, batch)) = validation.and_then(|split| split.groups.last()) else { return layers };
+    let parts = batch.split(batch.tokens.len().div_ceil(LOOK));
+    let Some(batch) = parts.first() else { return layers };
+    model.observe(tokens(batch, &model.device()), &batch.sequences, |name, numbers| {
+        let gate = name.strip_prefix("layers.").and_then(|rest| rest.split_once(".attn."));
+        let Some((layer, gate @ ("beta" | "eta" | "lambda" | "gamma"))) = gate else { return };
+        let mean = numbers.iter().map(|x| f64::from(*x)).sum::<f64>() / numbers.len().max(1) as f64;
+        let layer: usize = layer.parse().expect("layers are numbered");
+        layers[layer].insert(gate.to_string(), mean);
+    });
+    layers
+}
