@@ -1,0 +1,322 @@
+//! `falcon train`: runs that end, are stopped, are killed, and go wrong.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use falcon_lm::train::{Record, checkpoint_steps, read_metrics};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A model that takes milliseconds a step.
+const TINY: [&str; 26] = [
+    "--set",
+    "model.hidden_size=16",
+    "--set",
+    "model.num_heads=2",
+    "--set",
+    "model.num_hidden_layers=1",
+    "--set",
+    "model.intermediate_size=16",
+    "--set",
+    "task.max_width=2",
+    "--set",
+    "task.beyond=3",
+    "--set",
+    "task.widths=adaptive",
+    "--set",
+    "task.eval_samples=4",
+    "--set",
+    "train.batch=4",
+    "--set",
+    "train.steps=40",
+    "--set",
+    "train.warmup=5",
+    "--set",
+    "train.eval_every=7",
+    "--set",
+    "train.save_every=1",
+];
+
+fn falcon() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_falcon"))
+}
+
+fn command(run: &Path, more: &[&str]) -> Command {
+    let mut command = falcon();
+    command.arg("train").args(TINY).arg("--json").args(more).arg("--run").arg(run);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn train(run: &Path, more: &[&str]) -> Output {
+    command(run, more).output().unwrap()
+}
+
+fn said(ran: &Output) -> String {
+    String::from_utf8_lossy(&ran.stderr).into_owned()
+}
+
+fn summary(ran: &Output) -> Value {
+    assert!(ran.status.success(), "{}", said(ran));
+    serde_json::from_slice(&ran.stdout).unwrap()
+}
+
+/// What a run knows at its end, but for times.
+fn result(run: &Path) -> (Vec<Vec<u8>>, Vec<Record>) {
+    let last = *checkpoint_steps(run).unwrap().last().unwrap();
+    let folder = run.join(format!("checkpoints/step-{last:06}"));
+    let files = ["model.safetensors", "optimizer.safetensors", "progress.json", "config.json"];
+    let records =
+        read_metrics(&run.join("metrics.jsonl")).unwrap().into_iter().filter_map(|record| match record {
+            Record::Train(record) => Some(Record::Train(falcon_lm::train::TrainRecord { seconds: 0.0, ..record })),
+            Record::Eval(record) => Some(Record::Eval(falcon_lm::train::EvalRecord { seconds: 0.0, ..record })),
+            Record::Gates(record) => Some(Record::Gates(record)),
+            Record::Start(_) | Record::Stop(_) => None,
+        });
+    (files.iter().map(|file| fs::read(folder.join(file)).unwrap()).collect(), records.collect())
+}
+
+/// A pause of up to `most` milliseconds, another one each time.
+fn pause(seed: &mut u64, most: u64) {
+    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    std::thread::sleep(Duration::from_millis((*seed >> 33) % most));
+}
+
+#[test]
+fn a_run_ends_with_a_model_and_its_records() {
+    let folder = TempDir::new().unwrap();
+    let run = folder.path().join("run");
+    let done = summary(&train(&run, &[]));
+    assert_eq!((&done["outcome"], &done["step"]), (&Value::from("finished"), &Value::from(40)));
+    assert_eq!(done["evaluations"].as_array().unwrap().len(), 2, "validation and beyond");
+    assert!(done["tokens_per_second"].as_f64().unwrap() > 0.0);
+    let records = read_metrics(&run.join("metrics.jsonl")).unwrap();
+    let count = |f: fn(&Record) -> bool| records.iter().filter(|record| f(record)).count();
+    assert_eq!(count(|record| matches!(record, Record::Train(_))), 40);
+    assert_eq!(count(|record| matches!(record, Record::Eval(_))), 2 * 6, "every 7 steps and at the end");
+    assert_eq!(count(|record| matches!(record, Record::Gates(_))), 6);
+    let best = done["best"]["step"].as_u64().unwrap();
+    let steps = checkpoint_steps(&run).unwrap();
+    assert!(steps.contains(&best) && steps.contains(&40) && steps.len() <= 3, "{steps:?} with {best} the best");
+    // The same again has nothing to do, another configuration is refused, and the folder alone is enough.
+    assert_eq!(summary(&train(&run, &[]))["steps_now"], 0);
+    let refused = train(&run, &["--set", "train.lr=0.5"]);
+    assert!(!refused.status.success() && said(&refused).contains("train.lr is 0.003 there, 0.5 here"));
+    let alone = falcon().args(["train", "--json", "--run"]).arg(&run).output().unwrap();
+    assert_eq!(summary(&alone)["step"], 40);
+}
+
+/// The whole point of checkpoints: whatever the moment of a kill, the run that goes on ends as if nothing had happened.
+#[test]
+fn kills_leave_no_trace() {
+    let folder = TempDir::new().unwrap();
+    let whole = folder.path().join("whole");
+    summary(&train(&whole, &[]));
+    let expected = result(&whole);
+    let (mut kills, mut inside, mut seed, mut round) = (0, 0, 1, 0);
+    while kills < 50 {
+        round += 1;
+        let run = folder.path().join(format!("killed-{round}"));
+        loop {
+            let mut process = command(&run, &[]).spawn().unwrap();
+            pause(&mut seed, 120);
+            if process.try_wait().unwrap().is_some() {
+                break;
+            }
+            process.kill().unwrap();
+            process.wait().unwrap();
+            kills += 1;
+            let entries = fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
+            let mut names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+            inside += usize::from(names.any(|name| name.starts_with('.')));
+        }
+        summary(&train(&run, &[]));
+        assert_eq!(result(&run), expected, "round {round}, {kills} kills");
+    }
+    assert!(inside > 0, "none of {kills} kills fell into the writing of a checkpoint");
+}
+
+#[test]
+fn resuming_does_not_depend_on_threads_or_parts() {
+    let folder = TempDir::new().unwrap();
+    let (one, two) = (folder.path().join("one"), folder.path().join("two"));
+    summary(&train(&one, &["--threads", "1"]));
+    summary(&train(&two, &["--threads", "2"]));
+    assert_eq!(result(&one), result(&two));
+    // Parts of a batch add up to the whole, but for rounding.
+    let parts = folder.path().join("parts");
+    summary(&train(&parts, &["--set", "train.accumulate=3"]));
+    let losses = |run: &Path| -> Vec<f64> {
+        let records = result(run).1.into_iter();
+        records
+            .filter_map(|record| if let Record::Train(record) = record { Some(record.loss) } else { None })
+            .collect()
+    };
+    let (whole, parts) = (losses(&one), losses(&parts));
+    assert!((whole[0] - parts[0]).abs() < 1e-6 && (whole[9] - parts[9]).abs() < 1e-3, "{whole:?} {parts:?}");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_saves() {
+    let folder = TempDir::new().unwrap();
+    let run = folder.path().join("run");
+    let more = ["--set", "train.steps=100000", "--set", "train.save_every=100000"];
+    let process = command(&run, &more).spawn().unwrap();
+    let metrics = run.join("metrics.jsonl");
+    while read_metrics(&metrics).is_ok_and(|records| records.len() < 5) || !metrics.exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // While it goes, no one else may write there.
+    let second = train(&run, &more);
+    assert!(said(&second).contains("another process") && said(&second).contains(&process.id().to_string()));
+    assert!(Command::new("kill").arg("-INT").arg(process.id().to_string()).status().unwrap().success());
+    let ran = process.wait_with_output().unwrap();
+    assert_eq!(ran.status.code(), Some(130), "{}", said(&ran));
+    let done: Value = serde_json::from_slice(&ran.stdout).unwrap();
+    assert_eq!(done["outcome"], "interrupted");
+    let saved = *checkpoint_steps(&run).unwrap().last().unwrap();
+    assert_eq!(done["step"].as_u64(), Some(saved));
+    assert!(
+        matches!(read_metrics(&metrics).unwrap().last(), Some(Record::Stop(stop)) if stop.reason == "interrupted")
+    );
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over() {
+    let folder = TempDir::new().unwrap();
+    let run = folder.path().join("run");
+    summary(&train(&run, &[]));
+    let expected = result(&run);
+    for file in ["model.safetensors", "optimizer.safetensors", "progress.json", "SHA256SUMS"] {
+        let path = run.join("checkpoints/step-000040").join(file);
+        let mut bytes = fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        let ran = train(&run, &[]);
+        assert!(said(&ran).contains("damaged") && said(&ran).contains("step-000040"), "{file}: {}", said(&ran));
+        assert!(summary(&ran)["steps_now"].as_u64().unwrap() >= 1, "from an earlier one");
+        assert_eq!(result(&run), expected, "{file}");
+    }
+    // A file that is gone, and one cut short.
+    fs::remove_file(run.join("checkpoints/step-000040/model.safetensors")).unwrap();
+    summary(&train(&run, &[]));
+    fs::write(run.join("checkpoints/step-000040/optimizer.safetensors"), [1, 2, 3]).unwrap();
+    summary(&train(&run, &[]));
+    assert_eq!(result(&run), expected);
+    // With no good one left there is nothing to go on from, and no run is begun again unasked.
+    for step in checkpoint_steps(&run).unwrap() {
+        fs::remove_file(run.join(format!("checkpoints/step-{step:06}/SHA256SUMS"))).unwrap();
+    }
+    let ran = train(&run, &[]);
+    assert!(!ran.status.success() && said(&ran).contains("none of its checkpoints is whole"), "{}", said(&ran));
+}
+
+#[test]
+fn a_bad_loss_names_the_step_and_the_tensor() {
+    let folder = TempDir::new().unwrap();
+    let run = folder.path().join("run");
+    let ran = train(&run, &["--set", "train.lr=1e30", "--set", "train.warmup=0", "--set", "train.spike=0"]);
+    assert_eq!(ran.status.code(), Some(2));
+    let said = said(&ran);
+    assert!(
+        said.contains("step 2: the loss is") || said.contains("step 2: the norm of the gradients is"),
+        "{said}"
+    );
+    assert!(said.contains("the first bad tensor is"), "{said}");
+    assert!(said.contains("checkpoints/step-000001"), "the checkpoint before: {said}");
+    let records = read_metrics(&run.join("metrics.jsonl")).unwrap();
+    assert!(matches!(records.last(), Some(Record::Stop(stop)) if stop.reason.contains("first bad tensor")));
+    // A spike: finite, but worse than guessing and far from what it was.
+    let run = folder.path().join("spike");
+    let more =
+        ["--set", "train.lr=3", "--set", "train.warmup=0", "--set", "train.spike=1.5", "--set", "train.steps=400"];
+    let ran = train(&run, &more);
+    let said = self::said(&ran);
+    assert!(said.contains("the loss jumped to") && said.contains("grown out of measure is"), "{said}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_disk_that_is_full_loses_nothing() {
+    let folder = TempDir::new().unwrap();
+    let run = folder.path().join("run");
+    summary(&train(&run, &["--set", "train.keep=3"]));
+    let expected = result(&run);
+    fs::remove_dir_all(run.join("checkpoints/step-000040")).unwrap();
+    // No file may grow beyond 8 KiB: as a full disk, an error where it is written.
+    let script = "trap '' XFSZ; ulimit -f 8; exec \"$@\"";
+    let limited = |run: &Path| {
+        let inner = command(run, &["--set", "train.keep=3"]);
+        let mut outer = Command::new("bash");
+        outer.args(["-c", script, "bash"]).arg(inner.get_program()).args(inner.get_args());
+        outer.output().unwrap()
+    };
+    let ran = limited(&run);
+    assert_eq!(ran.status.code(), Some(2), "{}", said(&ran));
+    assert!(said(&ran).contains("File too large"), "{}", said(&ran));
+    // Where the space has come back, the run goes on.
+    summary(&train(&run, &["--set", "train.keep=3"]));
+    assert_eq!(result(&run), expected);
+    let fresh = folder.path().join("fresh");
+    let ran = limited(&fresh);
+    assert!(
+        said(&ran).contains("cannot be written") && said(&ran).contains("no checkpoint yet"),
+        "{}",
+        said(&ran)
+    );
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_is_written() {
+    let folder = TempDir::new().unwrap();
+    let run = folder.path().join("run");
+    for (more, expected) in [
+        (["--set", "train.lrr=1"], "unknown key train.lrr; did you mean \"lr\"?"),
+        (["--set", "train.steps=0"], "steps must be at least 1"),
+        (["--model", "falcon-9"], "unknown preset \"falcon-9\""),
+        (["--task", "adition"], "did you mean \"addition\"?"),
+        (["--size", "large"], "unknown size \"large\""),
+    ] {
+        let ran = train(&run, &more);
+        assert_eq!(ran.status.code(), Some(2), "{more:?}");
+        assert!(said(&ran).contains(expected), "{more:?}: {}", said(&ran));
+        assert!(!run.exists(), "{more:?} left a folder behind");
+    }
+    let text = |more: &[&str]| {
+        falcon().args(["train", "--task", "text"]).args(more).arg("--run").arg(&run).output().unwrap()
+    };
+    assert!(said(&text(&[])).contains("task.train names no file"));
+    let missing = text(&["--set", "task.train=nowhere.txt"]);
+    assert!(said(&missing).contains("nowhere.txt: No such file"), "{}", said(&missing));
+    let config = falcon().args(["train", "nowhere.toml"]).output().unwrap();
+    assert!(said(&config).contains("nowhere.toml: No such file"));
+    assert!(!run.exists());
+    // A folder of something else, and a place where none can be.
+    fs::write(folder.path().join("letter.txt"), "dear").unwrap();
+    let foreign = train(folder.path(), &[]);
+    assert!(said(&foreign).contains("is no run"), "{}", said(&foreign));
+    let below = train(&folder.path().join("letter.txt/run"), &[]);
+    assert!(said(&below).contains("Not a directory"), "{}", said(&below));
+}
+
+#[test]
+fn text_is_learnt_from_a_file() {
+    let folder = TempDir::new().unwrap();
+    let book = folder.path().join("book.txt");
+    fs::write(&book, "the quick brown fox jumps over the lazy dog. ".repeat(200)).unwrap();
+    let config = folder.path().join("run.toml");
+    let text = format!(
+        "[model]\npreset = \"falcon-1a.3\"\nhidden_size = 32\nnum_heads = 2\nnum_hidden_layers = 1\nintermediate_size = 32\n\
+         [task]\nname = \"text\"\ntrain = {book:?}\nlength = 64\neval_sequences = 4\n\
+         [train]\nsteps = 60\nbatch = 8\nlr = 1e-2\nwarmup = 5\neval_every = 60"
+    );
+    fs::write(&config, text).unwrap();
+    let run = folder.path().join("run");
+    let ran = falcon().args(["train", "--json"]).arg(&config).arg("--run").arg(&run).output().unwrap();
+    let loss = summary(&ran)["evaluations"][0]["loss"].as_f64().unwrap();
+    assert!(loss < 1.0, "{loss} nats a byte, of 5.5 at first");
+}
