@@ -1,12 +1,14 @@
 """One training step of a Transformer in PyTorch: what Falcon's models are held against.
 
 The same architecture as the preset `transformer` (pre-norm RMSNorm, rotary positions, SwiGLU, tied embedding, no bias), the same
-optimizer (AdamW, global clipping at 1.0). Prints one JSON line: the median time of a step, and tokens a second.
+optimizer (AdamW, global clipping at 1.0). Prints one JSON line: the median time of a step, and tokens a second. With --serve it takes
+a step for every line on stdin and prints its seconds: how `falcon bench train` interleaves with it.
 """
 
 import argparse
 import json
 import statistics
+import sys
 import time
 
 import torch
@@ -89,6 +91,7 @@ def main():
     ]:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+    parser.add_argument("--serve", action="store_true", help="a step for every line on stdin")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
@@ -107,6 +110,11 @@ def main():
         optimizer.step()
         return time.perf_counter() - start
 
+    if args.serve:
+        print(json.dumps({"torch": torch.__version__, "parameters": sum(p.numel() for p in model.parameters())}), flush=True)
+        for _ in sys.stdin:
+            print(step(), flush=True)
+        return
     step(), step()
     seconds = statistics.median(step() for _ in range(args.repeats))
     parameters = sum(p.numel() for p in model.parameters())

@@ -1,5 +1,7 @@
 //! The command line of `falcon bench`.
 
+use std::path::PathBuf;
+
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
 
@@ -18,6 +20,65 @@ pub struct BenchArgs {
 pub enum BenchCommand {
     /// Time every rule, forward and backward, and decoding, beside this machine's own rates.
     Kernels(KernelsArgs),
+    /// Time training steps of whole models, beside a Transformer of the same size in PyTorch.
+    Train(TrainBenchArgs),
+}
+
+/// Arguments of `falcon bench train`.
+#[derive(Debug, Args)]
+pub struct TrainBenchArgs {
+    /// Models to time, by preset.
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "transformer,falcon-1a.3,falcon-3a.3,falcon-1.3"
+    )]
+    pub models: Vec<String>,
+
+    /// Sequences a step.
+    #[arg(long, value_name = "N", default_value = "64", value_parser = size(65536))]
+    pub batch: usize,
+
+    /// Tokens a sequence.
+    #[arg(long, value_name = "N", default_value = "100", value_parser = size(65536))]
+    pub time: usize,
+
+    /// Threads; all cores if not given.
+    #[arg(long, value_name = "N", value_parser = size(1024))]
+    threads: Option<usize>,
+
+    /// Rounds; the median is reported. One more comes first, to warm up.
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub repeats: u16,
+
+    /// A python that has PyTorch; bench/peers/.venv/bin/python if that is there, or else python3.
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
+
+    /// Time torch.compile, too.
+    #[arg(long, conflicts_with = "no_peer")]
+    pub compiled: bool,
+
+    /// Without PyTorch.
+    #[arg(long)]
+    pub no_peer: bool,
+
+    /// Print a JSON array of rows instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl TrainBenchArgs {
+    pub(super) fn threads(&self) -> usize {
+        let all = || std::thread::available_parallelism().map_or(1, Into::into);
+        self.threads.unwrap_or_else(all)
+    }
+
+    pub(super) fn python(&self) -> PathBuf {
+        let beside = PathBuf::from("bench/peers/.venv/bin/python");
+        self.python.clone().unwrap_or_else(|| if beside.exists() { beside } else { "python3".into() })
+    }
 }
 
 /// Arguments of `falcon bench kernels`.

@@ -43,6 +43,9 @@ pub enum BenchError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A model that cannot be.
+    #[error(transparent)]
+    Model(#[from] falcon_nn::ConfigError),
     /// The kernels refused.
     #[error(transparent)]
     Kernel(#[from] falcon_kernels::Error),

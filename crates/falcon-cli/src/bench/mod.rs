@@ -1,4 +1,4 @@
-//! `falcon bench`: what the kernels cost on this machine, beside what the machine can do.
+//! `falcon bench`: what kernels and training steps cost on this machine, beside what the machine can do.
 //!
 //! All rows of a run are timed round-robin (`schedule`), the machine's own rates among them, and medians are reported:
 //! a disturbance hits a row and its yardstick alike.
@@ -10,28 +10,28 @@ mod error;
 mod flops;
 mod gemm;
 mod kernels;
-mod memory;
 mod scaling;
 mod schedule;
 mod serve;
 mod table;
+mod train;
 
 use std::io::{self, BufWriter, Write};
 
 use serde_json::Value;
 
-pub use args::{BenchArgs, BenchCommand, KernelsArgs};
+pub use args::{BenchArgs, BenchCommand, KernelsArgs, TrainBenchArgs};
 pub use error::BenchError;
 
 use schedule::Schedule;
 
 /// Runs what was asked for, and prints it to stdout.
 pub fn run(args: &BenchArgs) -> Result<(), BenchError> {
-    let BenchCommand::Kernels(args) = &args.command;
-    if args.serve {
-        return serve::serve(io::stdin().lock(), io::stdout().lock());
+    match &args.command {
+        BenchCommand::Kernels(args) if args.serve => serve::serve(io::stdin().lock(), io::stdout().lock()),
+        BenchCommand::Kernels(args) => print(args.json, &tables(args)?),
+        BenchCommand::Train(args) => print(args.json, &[train::run(args)?]),
     }
-    print(args.json, &tables(args)?)
 }
 
 /// Rows of one kind: for people, and for programs.

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, Write};
 
+use falcon_lm::memory;
 use serde::{Deserialize, Serialize};
 
 use super::cases::{Pools, Size, Tensors, preset};
 use super::error::BenchError;
-use super::memory;
 
 /// What to run once.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -7,6 +7,7 @@ mod health;
 mod metrics;
 mod optimizer;
 mod schedule;
+mod step;
 mod trainer;
 
 pub use checkpoint::{Best, Checkpoint, CheckpointError, Progress};
@@ -19,4 +20,5 @@ pub use metrics::{
 };
 pub use optimizer::{AdamW, AdamWConfig, Moments, clip, global_norm};
 pub use schedule::{Schedule, ScheduleError};
+pub use step::{StepGradients, gradients};
 pub use trainer::{Outcome, TrainError, Trainer, Watch};

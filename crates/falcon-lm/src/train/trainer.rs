@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::Device;
-use falcon_nn::{Model, cross_entropy, predictions};
+use falcon_nn::Model;
 use thiserror::Error;
 
 use super::checkpoint::{Best, Checkpoint, CheckpointError, Progress};
@@ -16,11 +16,12 @@ use super::metrics::{
     EvalRecord, GatesRecord, METRICS_FILE, MetricsError, MetricsLog, Record, Scores, StartRecord, StopRecord,
     TrainRecord,
 };
+use super::step::{StepGradients, gradients};
 use super::{AdamW, clip};
 use crate::config::{RunConfig, RunConfigError};
-use crate::evaluate::{Tally, evaluate, logits, tokens};
+use crate::evaluate::{evaluate, tokens};
 use crate::memory;
-use crate::tasks::{Batch, Moment, Split, Task, TaskError, VALIDATION};
+use crate::tasks::{Moment, Split, Task, TaskError, VALIDATION};
 
 /// Who looks on while a run goes.
 pub trait Watch {
@@ -188,7 +189,7 @@ impl Trainer {
         let step = self.progress.step;
         let moment = Moment { seed: train.seed, step, steps: train.schedule.steps };
         let batch = self.task.batch(moment, train.batch);
-        let (loss, accuracy, mut gradients) = self.gradients(&batch);
+        let StepGradients { loss, accuracy, mut gradients } = gradients(&self.model, &batch, train.accumulate);
         let grad_norm = clip(&mut gradients, train.clip);
         if let Some(what) = self.complaint(loss, grad_norm) {
             let before = self.saved.and_then(|step| {
@@ -218,29 +219,6 @@ impl Trainer {
             task: self.task.values(),
         };
         self.write(Record::Train(record), watch)
-    }
-
-    /// Loss, accuracy and gradients of a batch, computed in parts.
-    fn gradients(&self, batch: &Batch) -> (f64, f64, Vec<(String, Vec<f32>)>) {
-        let asked = batch.asked().max(1) as f64;
-        let (mut loss, mut tally, mut sum) = (0.0, Tally::default(), Vec::<(String, Vec<f32>)>::new());
-        for part in batch.split(self.config.train.accumulate) {
-            let logits = logits(&self.model, &part);
-            tally += Tally::of(&part, &predictions(logits.clone().inner(), &part.targets));
-            // The mean over the part counts as much as it has tokens.
-            let share = part.asked() as f64 / asked;
-            let mean = cross_entropy(logits, &part.targets).mul_scalar(share);
-            let gradients = self.model.gradients(&mean.backward());
-            loss += f64::from(mean.into_scalar::<f32>());
-            if sum.is_empty() {
-                sum = gradients;
-                continue;
-            }
-            for ((_, sum), (_, part)) in sum.iter_mut().zip(gradients) {
-                sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
-            }
-        }
-        (loss, tally.scores().accuracy, sum)
     }
 
     /// What is wrong with a step, if something is.

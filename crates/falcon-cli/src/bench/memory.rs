@@ -1,9 +1,0 @@
-//! Peak memory of this process.
-
-/// The most memory that was ever resident, in bytes, where the system says.
-pub(super) fn peak() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
-}
