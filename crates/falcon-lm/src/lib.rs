@@ -1,3 +1,4 @@
 //! Training of fast-weight models.
 
+pub mod report;
 pub mod train;
