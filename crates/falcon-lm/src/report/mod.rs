@@ -47,11 +47,12 @@ pub fn page(runs: &[RunRecord]) -> String {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n\
          <title>{title} – Falcon</title>\n<style>\n{}{}</style>\n</head>\n<body>\n\
-         <header><p>Falcon training report</p><h1>{title}</h1></header>\n{}<main>\n{}</main>\n</body>\n</html>\n",
+         <header><p>Falcon training report</p><h1>{title}</h1></header>\n{}<main>\n{}</main>\n<script>\n{}</script>\n</body>\n</html>\n",
         include_str!("style.css"),
         run_styles(runs.len()),
         legend(&labels),
         sections.concat(),
+        include_str!("hover.js"),
         title = escape(&title),
     )
 }
