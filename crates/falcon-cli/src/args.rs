@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use falcon_kernels::Form;
 
 use crate::bench::BenchArgs;
+use crate::report::ReportArgs;
 use crate::scan::{Dtype, Options};
 use crate::train::TrainArgs;
 
@@ -23,6 +24,8 @@ pub struct Cli {
 pub enum Command {
     /// Train a model, or go on with a run that was stopped.
     Train(TrainArgs),
+    /// Compare runs in one HTML page.
+    Report(ReportArgs),
     /// Run one rule over the tensors of a file, and write what it computed to another.
     Scan(ScanArgs),
     /// Measure speed and memory.

@@ -4,5 +4,6 @@ pub mod args;
 pub mod bench;
 pub mod memory;
 pub mod progress;
+pub mod report;
 pub mod scan;
 pub mod train;

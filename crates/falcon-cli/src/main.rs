@@ -9,6 +9,7 @@ use falcon_cli::args::{Cli, Command, ScanArgs};
 use falcon_cli::bench;
 use falcon_cli::memory;
 use falcon_cli::progress::with_spinner;
+use falcon_cli::report;
 use falcon_cli::scan::{self, Options, Report, ScanError};
 use falcon_cli::train;
 use falcon_lm::train::Outcome;
@@ -24,6 +25,10 @@ fn main() -> ExitCode {
         Command::Train(args) => match train::run(&args) {
             Ok(Some(Outcome::Interrupted)) => ExitCode::from(INTERRUPTED),
             Ok(_) => ExitCode::SUCCESS,
+            Err(error) => fail(error),
+        },
+        Command::Report(args) => match report::run(&args) {
+            Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(error),
         },
         Command::Scan(args) => match scan(&args) {

@@ -100,6 +100,14 @@ fn a_run_ends_with_a_model_and_its_records() {
     let best = done["best"]["step"].as_u64().unwrap();
     let steps = checkpoint_steps(&run).unwrap();
     assert!(steps.contains(&best) && steps.contains(&40) && steps.len() <= 3, "{steps:?} with {best} the best");
+    // A page about it, and about two.
+    let page = folder.path().join("page.html");
+    let report = |runs: &[&Path]| falcon().arg("report").args(runs).arg("-o").arg(&page).output().unwrap();
+    assert!(report(&[&run, &run]).status.success());
+    let html = fs::read_to_string(&page).unwrap();
+    assert!(html.matches("<path").count() > 10 && html.contains("falcon-3a.3") && !html.contains("NaN"));
+    let nothing = report(&[&folder.path().join("none")]);
+    assert!(said(&nothing).contains("none: not a run"), "{}", said(&nothing));
     // The same again has nothing to do, another configuration is refused, and the folder alone is enough.
     assert_eq!(summary(&train(&run, &[]))["steps_now"], 0);
     let refused = train(&run, &["--set", "train.lr=0.5"]);

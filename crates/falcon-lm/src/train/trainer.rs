@@ -21,7 +21,7 @@ use super::{AdamW, clip};
 use crate::config::{RunConfig, RunConfigError};
 use crate::evaluate::{evaluate, tokens};
 use crate::memory;
-use crate::tasks::{Moment, Split, Task, TaskError, VALIDATION};
+use crate::tasks::{Batch, Moment, Split, Task, TaskError, VALIDATION};
 
 /// Who looks on while a run goes.
 pub trait Watch {
@@ -192,14 +192,7 @@ impl Trainer {
         let StepGradients { loss, accuracy, mut gradients } = gradients(&self.model, &batch, train.accumulate);
         let grad_norm = clip(&mut gradients, train.clip);
         if let Some(what) = self.complaint(loss, grad_norm) {
-            let before = self.saved.and_then(|step| {
-                let path = self.folder.checkpoint(step);
-                Checkpoint::load(&path, self.config.train.optimizer, &self.device).ok()
-            });
-            let fault = diagnose(&self.model, &gradients, &batch, before.as_ref().map(|before| &before.model));
-            let bad = TrainError::Bad { step: step + 1, what, fault, kept: self.kept() };
-            self.stop(&bad.to_string(), watch)?;
-            return Err(bad);
+            return Err(self.bad(step + 1, what, &gradients, &batch, watch)?);
         }
         let lr = train.schedule.at(step);
         self.model = self.optimizer.step(self.model.clone(), &gradients, lr);
@@ -235,6 +228,25 @@ impl Trainer {
         bad.then(|| format!("the loss jumped to {loss:.4}, from {recent:.4} of late; guessing has {guessing:.4}"))
     }
 
+    /// Records that a run went bad on a batch, and what first did.
+    fn bad(
+        &mut self,
+        step: u64,
+        what: String,
+        gradients: &[(String, Vec<f32>)],
+        batch: &Batch,
+        watch: &mut dyn Watch,
+    ) -> Result<TrainError, TrainError> {
+        let before = self.saved.and_then(|step| {
+            let path = self.folder.checkpoint(step);
+            Checkpoint::load(&path, self.config.train.optimizer, &self.device).ok()
+        });
+        let fault = diagnose(&self.model, gradients, batch, before.as_ref().map(|before| &before.model));
+        let bad = TrainError::Bad { step, what, fault, kept: self.kept() };
+        self.stop(&bad.to_string(), watch)?;
+        Ok(bad)
+    }
+
     /// Measures all splits, and says whether this is the best so far.
     fn measure(&mut self, watch: &mut dyn Watch) -> Result<bool, TrainError> {
         let (step, model) = (self.progress.step, self.model.valid());
@@ -242,12 +254,18 @@ impl Trainer {
         for split in std::mem::take(&mut self.splits) {
             let begin = Instant::now();
             let scores = evaluate(&model, std::slice::from_ref(&split));
-            for (split, total, groups) in scores {
-                if split == VALIDATION {
+            for (name, total, groups) in scores {
+                if !total.loss.is_finite() {
+                    let what = format!("the loss on {name} is {}", total.loss);
+                    let batches = split.groups.iter().map(|(_, batch)| batch);
+                    let batch = batches.max_by_key(|batch| batch.tokens.len()).expect("a split has data");
+                    return Err(self.bad(step, what, &[], batch, watch)?);
+                }
+                if name == VALIDATION {
                     validation = total;
                 }
                 let seconds = begin.elapsed().as_secs_f64();
-                self.write(Record::Eval(EvalRecord { step, split, total, groups, seconds }), watch)?;
+                self.write(Record::Eval(EvalRecord { step, split: name, total, groups, seconds }), watch)?;
             }
             self.splits.push(split);
         }

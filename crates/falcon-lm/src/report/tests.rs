@@ -1,0 +1,173 @@
+//! Whole pages, of runs that are made up.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::{ReportError, RunRecord, page};
+use crate::train::{EvalRecord, GatesRecord, METRICS_FILE, Record, Scores, StartRecord, StopRecord, TrainRecord};
+
+fn train(step: u64) -> Record {
+    Record::Train(TrainRecord {
+        step,
+        loss: 2.0 / (step as f64).sqrt(),
+        accuracy: 1.0 - 1.0 / step as f64,
+        lr: 1e-3,
+        grad_norm: 3.0 / step as f64,
+        tokens: 1000,
+        seconds: 0.5,
+        task: BTreeMap::from([("width".into(), (step / 10) as f64)]),
+    })
+}
+
+fn eval(step: u64, split: &str, widths: std::ops::Range<usize>) -> Record {
+    let scores = Scores { loss: 1.0 / step as f64, accuracy: 0.5, exact: 0.25, tokens: 400, sequences: 40 };
+    let groups = widths.map(|width| (format!("width {width}"), scores)).collect();
+    Record::Eval(EvalRecord { step, split: split.into(), total: scores, groups, seconds: 0.1 })
+}
+
+fn gates(step: u64) -> Record {
+    let layer = BTreeMap::from([("beta".into(), 0.5), ("gamma".into(), 0.99)]);
+    Record::Gates(GatesRecord { step, layers: vec![layer; 2] })
+}
+
+fn start(step: u64) -> Record {
+    Record::Start(StartRecord { step, version: "0.1.0".into(), threads: 2, parameters: 412_160 })
+}
+
+fn stop(step: u64, reason: &str) -> Record {
+    Record::Stop(StopRecord { step, reason: reason.into(), peak_memory: Some(300 << 20) })
+}
+
+/// A run with records of every kind.
+fn run(name: &str, steps: u64) -> RunRecord {
+    let mut records = vec![start(0)];
+    for step in 1..=steps {
+        records.push(train(step));
+        if step.is_multiple_of(10) {
+            records.extend([eval(step, "validation", 1..9), eval(step, "beyond", 9..13), gates(step)]);
+        }
+    }
+    records.push(stop(steps, "finished"));
+    let config = format!(
+        "[model]\npreset = \"falcon-1a.3\"\n[task]\nname = \"addition\"\n[train]\nsteps = {steps}\nseed = 7\n"
+    );
+    RunRecord { name: name.into(), folder: Path::new("runs").join(name), config: config.parse().unwrap(), records }
+}
+
+fn figures(page: &str) -> Vec<&str> {
+    page.split("<figure>").skip(1).map(|rest| rest.split("</figure>").next().unwrap()).collect()
+}
+
+fn assert_no_bad_number(page: &str) {
+    let drawn = page.split("<main>").nth(1).unwrap().split("<script>").next().unwrap();
+    assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{drawn}");
+}
+
+#[test]
+fn every_chart_has_a_line_for_every_run() {
+    for count in [1, 5, 20] {
+        let runs: Vec<_> = (0..count).map(|index| run(&format!("run-{index}"), 100 + index)).collect();
+        let page = page(&runs);
+        let figures = figures(&page);
+        // Six of training, three of each split, two gates in two layers; the last evaluation is the best.
+        assert_eq!(figures.len(), 6 + 6 + 2 + 4);
+        for figure in figures {
+            for run in 0..count {
+                assert!(figure.contains(&format!("<path class=\"line r{run}\" d=\"M")), "{figure}");
+            }
+        }
+        assert_no_bad_number(&page);
+        assert_eq!(page.contains(">train.steps<"), count > 1);
+        assert!(!page.contains(">train.seed<"));
+    }
+}
+
+#[test]
+fn the_best_evaluation_has_its_own_chart_if_it_is_not_the_last() {
+    let mut run = run("worse", 100);
+    let Record::Eval(last) = eval(1, "validation", 1..9) else { unreachable!() };
+    run.records.push(Record::Eval(EvalRecord { step: 101, ..last }));
+    let page = page(&[run]);
+    assert_eq!(page.matches("Accuracy by width").count(), 2 * 2);
+    assert!(page.contains("best evaluation") && !page.contains("also its best"));
+}
+
+#[test]
+fn a_long_run_makes_no_long_page() {
+    let page = page(&[run("long", 100_000)]);
+    assert!(page.len() < 1_000_000, "{} bytes", page.len());
+}
+
+#[test]
+fn runs_that_have_only_begun() {
+    let with = |name: &str, records| RunRecord { records, ..run(name, 0) };
+    let begun = with("begun", vec![]);
+    let one_step = with("one step", vec![start(0), train(1)]);
+    let bad = TrainRecord { loss: f64::NAN, grad_norm: f64::INFINITY, seconds: 0.0, ..first_step() };
+    let failed = with("failed", vec![start(0), Record::Train(bad), stop(1, "the loss is <not> a number")]);
+    for runs in [vec![], vec![begun.clone()], vec![begun, one_step, failed]] {
+        let page = page(&runs);
+        assert_no_bad_number(&page);
+        assert!(page.contains("<p class=\"none\">No evaluation yet.</p>"));
+        assert!(!page.contains("<h2>Gates</h2>"));
+        if runs.len() == 3 {
+            assert!(page.contains("the loss is &lt;not&gt; a number") && page.contains(">running<"));
+        } else {
+            assert!(page.contains("No step of training yet.") && figures(&page).is_empty());
+        }
+    }
+}
+
+fn first_step() -> TrainRecord {
+    let Record::Train(record) = train(1) else { unreachable!() };
+    record
+}
+
+#[test]
+fn a_run_that_went_on_is_running() {
+    let mut run = run("again", 50);
+    run.records.push(start(50));
+    let page = page(&[run]);
+    assert!(page.contains(">running<") && !page.contains(">finished<"));
+    assert!(page.contains("went on at step 50"));
+}
+
+#[test]
+fn names_are_text_and_told_apart() {
+    let at = |folder: &str| {
+        let folder = Path::new(folder);
+        let name = folder.file_name().unwrap().to_string_lossy().into_owned();
+        RunRecord { folder: folder.into(), ..run(&name, 20) }
+    };
+    let runs = ["/x/a/run", "/x/b/run", "/x/b/other", "/x/c/<b>"].map(at);
+    assert_eq!(super::run::labels(&runs), ["a/run", "b/run", "other", "<b>"]);
+    let page = page(&runs);
+    assert!(page.contains("<b>&lt;b&gt;</b>") && !page.contains("<b><b>"));
+    let deeper = ["/x/a/k/run", "/x/b/k/run", "/k/run"].map(at);
+    assert_eq!(super::run::labels(&deeper), ["a/k/run", "b/k/run", "k/run"]);
+    let same = ["/x/run", "/x/run (2)", "/x/run", "/x/run"].map(at);
+    assert_eq!(super::run::labels(&same), ["run", "run (2)", "run (3)", "run (4)"]);
+}
+
+#[test]
+fn a_folder_is_read_or_the_reason_says_which_file() {
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join("first");
+    let said = || RunRecord::read(&folder).unwrap_err().to_string();
+    assert!(matches!(RunRecord::read(&folder), Err(ReportError::NotARun { .. })));
+    std::fs::create_dir(&folder).unwrap();
+    assert!(said().contains("first: not a run"), "{}", said());
+    let (config, metrics) = (folder.join("config.toml"), folder.join(METRICS_FILE));
+    std::fs::write(&config, "[model]\npreset = \n").unwrap();
+    assert!(said().contains("config.toml") && said().contains("line 2"), "{}", said());
+    std::fs::write(&config, "[model]\npreset = \"retnet\"\n").unwrap();
+    assert!(said().contains(METRICS_FILE), "{}", said());
+    std::fs::write(&metrics, "{}\n").unwrap();
+    assert!(said().contains(METRICS_FILE) && said().contains("line 1"), "{}", said());
+    std::fs::write(&metrics, "").unwrap();
+    let run = RunRecord::read(&folder).unwrap();
+    assert_eq!((run.name.as_str(), run.records.len()), ("first", 0));
+    assert_eq!(run.config["model"]["preset"].as_str(), Some("retnet"));
+    std::fs::remove_file(&config).unwrap();
+    assert!(said().contains("config.toml"), "{}", said());
+}
