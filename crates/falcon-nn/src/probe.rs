@@ -2,10 +2,12 @@
 
 use burn::tensor::Tensor;
 
+type See<'a> = &'a mut dyn FnMut(&str, &[f32]);
+
 /// Calls back with the name and the numbers of every tensor it is shown; most probes look at nothing and cost nothing.
 pub(crate) struct Probe<'a> {
     path: String,
-    see: Option<&'a mut dyn FnMut(&str, &[f32])>,
+    see: Option<See<'a>>,
 }
 
 impl<'a> Probe<'a> {
@@ -14,7 +16,7 @@ impl<'a> Probe<'a> {
         Self { path: String::new(), see: None }
     }
 
-    pub fn new(see: &'a mut dyn FnMut(&str, &[f32])) -> Self {
+    pub fn new(see: See<'a>) -> Self {
         Self { path: String::new(), see: Some(see) }
     }
 

@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(parts.iter().map(|part| part.sequences.count()).collect::<Vec<_>>(), [2, 3]);
         assert_eq!(parts[1].tokens, [3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 5]);
         assert_eq!(parts.iter().map(Batch::asked).sum::<usize>(), batch.asked());
-        assert_eq!(batch.split(1), [batch.clone()]);
+        assert_eq!(batch.split(1), std::slice::from_ref(&batch));
         assert_eq!(batch.split(9).len(), 5, "no empty batches");
     }
 }

@@ -67,7 +67,7 @@ pub enum FolderError {
         /// The folder.
         path: PathBuf,
         /// What is wrong with the last.
-        error: CheckpointError,
+        error: Box<CheckpointError>,
     },
 }
 
@@ -155,7 +155,7 @@ impl RunFolder {
             }
         }
         match damaged {
-            Some(error) => Err(FolderError::Damaged { path: self.path.clone(), error }),
+            Some(error) => Err(FolderError::Damaged { path: self.path.clone(), error: Box::new(error) }),
             None => Ok(None),
         }
     }

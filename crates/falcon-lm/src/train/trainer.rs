@@ -75,7 +75,7 @@ pub enum TrainError {
         /// Steps done.
         step: u64,
         /// What is wrong.
-        error: CheckpointError,
+        error: Box<CheckpointError>,
         /// What there is to go on from.
         kept: String,
     },
@@ -295,7 +295,7 @@ impl Trainer {
             self.saved = Some(step);
             self.folder.prune(self.config.train.keep, best)
         });
-        pruned.map_err(|error| TrainError::Checkpoint { step, error, kept: self.kept() })
+        pruned.map_err(|error| TrainError::Checkpoint { step, error: Box::new(error), kept: self.kept() })
     }
 
     fn stop(&mut self, reason: &str, watch: &mut dyn Watch) -> Result<(), TrainError> {
@@ -313,7 +313,9 @@ impl Trainer {
     fn kept(&self) -> String {
         let path: Option<PathBuf> = self.saved.map(|step| self.folder.checkpoint(step));
         match path {
-            Some(path) => format!("the checkpoint before is whole: {}", path.display()),
+            Some(path) => {
+                format!("the checkpoint before is whole, and the run goes on from it: {}", path.display())
+            }
             None => "there is no checkpoint yet".into(),
         }
     }
