@@ -183,7 +183,7 @@ impl RunConfig {
         };
         let task = overlay("task", task, &["name"], layers)?;
         task.validate()?;
-        let train: TrainConfig = overlay("train", task.recipe(), &[], layers)?;
+        let train: TrainConfig = overlay("train", recipe(&task, layers), &[], layers)?;
         train.validate()?;
 
         let preset = name(layers, "model", "preset", "falcon-3a.3").to_string();
@@ -230,6 +230,15 @@ impl RunConfig {
         let all = names.into_iter().map(|key| (key.clone(), value(&one, key), value(&other, key)));
         all.filter(|(_, a, b)| a != b).collect()
     }
+}
+
+/// How to train on a task, before single keys. A shorter run that says nothing of its warm-up has a shorter one.
+fn recipe(task: &TaskConfig, layers: &[Layer]) -> TrainConfig {
+    let mut train = task.recipe();
+    if let Some(steps) = last(layers, "train", "steps").and_then(Value::as_u64) {
+        train.schedule.warmup = train.schedule.warmup.min(steps / 10);
+    }
+    train
 }
 
 /// The model that presets and sizes say, before single keys. A width or number of heads of its own carries its preset's proportions over.
@@ -334,6 +343,9 @@ mod tests {
         let differences = config.differences(&off);
         let rope = differences.iter().find(|(key, ..)| key == "model.rope_theta").unwrap();
         assert_eq!((rope.1.as_str(), rope.2.as_str()), ("10000.0", "\"none\""));
+        // A short run has a short warm-up, unless told otherwise.
+        assert_eq!(resolved("", &["train.steps=50"]).unwrap().train.schedule.warmup, 5);
+        assert!(said("", &["train.steps=50", "train.warmup=60"]).contains("longer than the run of 50"));
         // An integer will do for a number.
         assert_eq!(resolved("[train]\nlr = 1", &[]).unwrap().train.schedule.lr, 1.0);
     }

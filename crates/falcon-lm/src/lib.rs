@@ -4,5 +4,6 @@ pub mod config;
 pub mod evaluate;
 pub mod memory;
 pub mod report;
+pub mod reproduce;
 pub mod tasks;
 pub mod train;

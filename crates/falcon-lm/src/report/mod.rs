@@ -21,7 +21,8 @@ use std::fmt::Write;
 
 pub use run::{ReportError, RunRecord};
 
-use html::escape;
+pub(crate) use html::escape;
+pub(crate) use scale::{Format, Scale};
 
 /// Colours in `style.css`; runs beyond them take the colours again, with dashes.
 const COLOURS: usize = 8;

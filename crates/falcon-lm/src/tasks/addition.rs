@@ -228,13 +228,13 @@ impl Addition {
             Mixture::Sparse => self.config.sparse * (1.0 - progress / self.config.sparse_until),
         }
     }
+}
 
-    /// Held-out samples of one width.
-    pub fn held_out(&self, part: Part, width: usize) -> Batch {
-        // Of their own stream, and no seed: the same for every run.
-        let mut rng = rng(part as u64, u64::MAX - width as u64);
-        Batch::new((0..self.config.eval_samples).map(|_| draw(part, width, false, &mut rng).tokens_and_targets()))
-    }
+/// `count` samples of one width that are held out, the same for every run.
+pub(crate) fn held_out(part: Part, width: usize, count: usize) -> Batch {
+    // A stream of their own.
+    let mut rng = rng(part as u64, u64::MAX - width as u64);
+    Batch::new((0..count).map(|_| draw(part, width, false, &mut rng).tokens_and_targets()))
 }
 
 impl Task for Addition {
@@ -252,9 +252,10 @@ impl Task for Addition {
     }
 
     fn splits(&self) -> Vec<Split> {
+        let samples = self.config.eval_samples;
         let split = |name: &str, widths: std::ops::RangeInclusive<usize>| Split {
             name: name.into(),
-            groups: widths.map(|n| (format!("width {n}"), self.held_out(Part::Validation, n))).collect(),
+            groups: widths.map(|n| (format!("width {n}"), held_out(Part::Validation, n, samples))).collect(),
         };
         let AdditionConfig { max_width, beyond, .. } = self.config;
         let mut splits = vec![split(VALIDATION, 1..=max_width)];
@@ -350,7 +351,7 @@ mod tests {
         let learnt: HashSet<_> = (0..50).flat_map(|step| of(&task.batch(at(step), 200))).collect();
         for width in 1..=2 {
             let (validation, test) =
-                (of(&task.held_out(Part::Validation, width)), of(&task.held_out(Part::Test, width)));
+                (of(&held_out(Part::Validation, width, 64)), of(&held_out(Part::Test, width, 64)));
             assert!(!validation.is_empty() && !test.is_empty());
             assert!(validation.is_disjoint(&test) && validation.is_disjoint(&learnt) && test.is_disjoint(&learnt));
         }

@@ -1,6 +1,6 @@
 //! What a model is trained on: batches to learn from, and held-out data to be measured on.
 
-mod addition;
+pub(crate) mod addition;
 mod text;
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
 
-pub use self::addition::{Addition, AdditionConfig, Mixture, Widths};
+pub use self::addition::{Addition, AdditionConfig, Mixture, Part, Widths};
 pub use self::text::{Text, TextConfig};
 use crate::train::{Scores, TrainConfig};
 

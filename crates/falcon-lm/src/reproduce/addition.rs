@@ -1,0 +1,329 @@
+//! Sums of more digits than were ever seen: the paper's table, run again.
+//!
+//! Every row trains one model by one configuration, the same for all rows but for the model. The checkpoint that is best on validation data is
+//! then measured on test samples of every width, in training's range and beyond: teacher-forced, as the paper does, and by letting the model
+//! read its own digits, which the paper does not.
+
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use falcon_nn::{IGNORED, Model, Prediction, Sequences, predictions, write_file};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::config::{Layer, RunConfig, RunConfigError};
+use crate::evaluate::{Tally, logits};
+use crate::tasks::addition::{Part, held_out};
+use crate::tasks::{Batch, TaskConfig};
+use crate::train::{METRICS_FILE, MetricsError, Outcome, Record, TrainError, Trainer, Watch, read_metrics};
+
+/// A row of the table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// What it is called.
+    pub name: String,
+    /// The preset it is made from.
+    pub preset: String,
+    /// What differs from the preset, as `--set` has it.
+    pub set: Vec<String>,
+}
+
+impl Row {
+    /// A preset as it is.
+    pub fn preset(name: &str) -> Self {
+        Self { name: name.into(), preset: name.into(), set: Vec::new() }
+    }
+}
+
+/// How large an experiment is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scale {
+    /// Its name.
+    pub name: &'static str,
+    /// The rows it has.
+    pub models: &'static [&'static str],
+    /// Seeds of each row.
+    pub seeds: u64,
+    /// The configuration of all rows.
+    pub set: &'static [&'static str],
+    /// Test samples of each width.
+    pub samples: usize,
+}
+
+/// The paper's rows, and those beside them.
+pub const ROWS: [&str; 13] = [
+    "transformer",
+    "retnet",
+    "mamba2",
+    "deltanet",
+    "gated-deltanet",
+    "falcon-1a.1",
+    "falcon-1a.2",
+    "falcon-1a.3",
+    "falcon-2a.3",
+    "falcon-3a.3",
+    "falcon-1.3",
+    "falcon-2.3",
+    "falcon-3.3",
+];
+
+/// All scales, smallest first.
+pub const SCALES: [Scale; 3] = [
+    Scale {
+        name: "quick",
+        models: &["transformer", "retnet", "falcon-1a.3", "falcon-3a.3"],
+        seeds: 1,
+        set: &["task.max_width=4", "task.beyond=6", "model.num_hidden_layers=2", "train.steps=400"],
+        samples: 128,
+    },
+    Scale {
+        name: "small",
+        models: &ROWS,
+        seeds: 3,
+        set: &[
+            "task.max_width=8",
+            "task.beyond=12",
+            "model.num_hidden_layers=2",
+            "train.steps=900",
+            "train.batch=160",
+        ],
+        samples: 256,
+    },
+    Scale {
+        name: "paper",
+        models: &ROWS,
+        seeds: 1,
+        set: &[
+            "task.max_width=32",
+            "task.beyond=48",
+            "model.hidden_size=256",
+            "train.steps=2000",
+            "train.batch=256",
+            "task.widths=adaptive",
+        ],
+        samples: 256,
+    },
+];
+
+/// What the paper reports of a row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PaperRow {
+    /// The preset.
+    pub preset: &'static str,
+    /// Step of the best validation.
+    pub best_step: u64,
+    /// Its accuracy, in percent.
+    pub validation: f64,
+    /// Mean over 33 to 48 digits.
+    pub beyond: f64,
+    /// Of 33 digits.
+    pub first: f64,
+    /// Of 48 digits.
+    pub last: f64,
+}
+
+/// Widths 1–32 in training, 33–48 beyond; teacher-forced accuracy of target digits in percent.
+pub const PAPER: [PaperRow; 8] = [
+    PaperRow { preset: "transformer", best_step: 2000, validation: 100.0, beyond: 65.8, first: 97.0, last: 49.0 },
+    PaperRow { preset: "retnet", best_step: 2000, validation: 99.7, beyond: 82.9, first: 99.0, last: 63.0 },
+    PaperRow { preset: "mamba2", best_step: 2000, validation: 100.0, beyond: 75.2, first: 100.0, last: 51.0 },
+    PaperRow { preset: "falcon-1a.1", best_step: 1900, validation: 100.0, beyond: 80.6, first: 100.0, last: 59.0 },
+    PaperRow { preset: "falcon-1a.2", best_step: 2000, validation: 100.0, beyond: 85.2, first: 100.0, last: 63.0 },
+    PaperRow { preset: "falcon-1a.3", best_step: 1900, validation: 99.8, beyond: 85.9, first: 100.0, last: 69.0 },
+    PaperRow { preset: "falcon-3a.3", best_step: 2000, validation: 99.9, beyond: 87.2, first: 100.0, last: 69.0 },
+    PaperRow { preset: "falcon-1.3", best_step: 2000, validation: 100.0, beyond: 68.8, first: 100.0, last: 48.0 },
+];
+
+/// What a trained model does with sums of one width.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WidthResult {
+    /// Digits of an operand.
+    pub width: usize,
+    /// Target digits that are right where it reads the true ones before.
+    pub accuracy: f64,
+    /// Sums that are right in all digits. Whether it reads the true digits or its own makes no difference to these.
+    pub exact: f64,
+    /// Target digits that are right where it reads its own.
+    pub free: f64,
+    /// Teacher-forced accuracy of each digit of the target, the lowest first.
+    pub digits: Vec<f64>,
+}
+
+/// What became of one model and seed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RowResult {
+    /// The row.
+    pub name: String,
+    /// Of initial values and data.
+    pub seed: u64,
+    /// Numbers the model learnt.
+    pub parameters: usize,
+    /// Step of the best validation.
+    pub best_step: u64,
+    /// Its accuracy.
+    pub validation: f64,
+    /// Time in training and validation.
+    pub seconds: f64,
+    /// On test samples, by width.
+    pub widths: Vec<WidthResult>,
+}
+
+/// Why a row has no result.
+#[derive(Debug, Error)]
+pub enum RowError {
+    /// The configuration does not do.
+    #[error(transparent)]
+    Config(#[from] RunConfigError),
+    /// Training did not come to its end.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+    /// The trained model cannot be read.
+    #[error(transparent)]
+    Model(#[from] falcon_nn::FileError),
+    /// The records cannot be.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
+    /// The result cannot be kept.
+    #[error("{path}: {error}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+}
+
+/// Name of the result in a run's folder.
+const RESULT_FILE: &str = "result.json";
+
+/// Configuration of a row: that of the scale, what the row changes, then what is asked for.
+pub fn config(scale: &Scale, row: &Row, seed: u64, more: &[Layer]) -> Result<RunConfig, RunConfigError> {
+    let mut layers =
+        vec![Layer::of("task", "name", "addition"), Layer::of("model", "preset", row.preset.as_str())];
+    for set in scale.set.iter().copied().chain(row.set.iter().map(String::as_str)) {
+        layers.push(Layer::set(set)?);
+    }
+    layers.extend(more.iter().cloned());
+    layers.push(Layer::of("train", "seed", seed));
+    RunConfig::resolve(&layers)
+}
+
+/// Trains and measures a row in `folder`, or reads what became of it before. None if it was interrupted.
+pub fn run_row(
+    row: &Row,
+    config: &RunConfig,
+    samples: usize,
+    folder: &Path,
+    watch: &mut dyn Watch,
+) -> Result<Option<RowResult>, RowError> {
+    let mut trainer = Trainer::open(config, folder, watch)?;
+    let path = folder.join(RESULT_FILE);
+    if let Some(known) = std::fs::read(&path).ok().and_then(|json| serde_json::from_slice(&json).ok()) {
+        return Ok(Some(known));
+    }
+    if trainer.run(watch)? == Outcome::Interrupted {
+        return Ok(None);
+    }
+    let best = trainer.best().expect("a finished run was measured");
+    let model = Model::load(&trainer.folder().checkpoint(best.step), &Device::flex())?;
+    let TaskConfig::Addition(task) = &config.task else { unreachable!("the task is set to addition") };
+    let result = RowResult {
+        name: row.name.clone(),
+        seed: config.train.seed,
+        parameters: config.model.parameter_count(),
+        best_step: best.step,
+        validation: best.score,
+        seconds: seconds(&folder.join(METRICS_FILE))?,
+        widths: (1..=task.beyond).map(|width| measure(&model, width, samples)).collect(),
+    };
+    let json = serde_json::to_vec_pretty(&result).expect("a result is plain data");
+    write_file(&path, &json).map_err(|error| RowError::Io { path, error })?;
+    Ok(Some(result))
+}
+
+/// Time in training and validation, over all the times the run was taken up.
+fn seconds(metrics: &Path) -> Result<f64, MetricsError> {
+    let seconds = |record: &Record| match record {
+        Record::Train(record) => record.seconds,
+        Record::Eval(record) => record.seconds,
+        _ => 0.0,
+    };
+    Ok(read_metrics(metrics)?.iter().map(seconds).sum())
+}
+
+/// Test samples of one width.
+pub fn measure(model: &Model, width: usize, samples: usize) -> WidthResult {
+    let batch = held_out(Part::Test, width, samples);
+    let forced = predictions(logits(model, &batch), &batch.targets);
+    let scores = Tally::of(&batch, &forced).scores();
+    let right: Vec<&Prediction> = forced.iter().flatten().collect();
+    let digits = (0..=width).map(|digit| {
+        let of_digit = right.iter().skip(digit).step_by(width + 1);
+        of_digit.clone().filter(|prediction| prediction.right).count() as f64 / samples as f64
+    });
+    WidthResult {
+        width,
+        accuracy: scores.accuracy,
+        exact: scores.exact,
+        free: free_running(model, &batch, width),
+        digits: digits.collect(),
+    }
+}
+
+/// Target digits that are right where the model reads its own, all samples of a batch side by side.
+fn free_running(model: &Model, batch: &Batch, width: usize) -> f64 {
+    let (count, prompt) = (batch.sequences.count(), 2 * width + 2);
+    let length = prompt + width;
+    let prompts = batch.tokens.chunks_exact(length).flat_map(|sequence| &sequence[..prompt]);
+    let prompts: Vec<i32> = prompts.copied().collect();
+    let targets: Vec<i64> = batch.targets.iter().copied().filter(|target| *target != IGNORED).collect();
+    let device = model.device();
+    let mut state = model.state(count);
+    let tokens = Tensor::<1, Int>::from_data(TensorData::new(prompts, [count * prompt]), &device);
+    let all = model.hidden(tokens, &Sequences::uniform(count, prompt), &mut state);
+    let ends: Vec<i32> = (1..=count).map(|i| (i * prompt - 1) as i32).collect();
+    let ends = Tensor::<1, Int>::from_data(TensorData::new(ends, [count]), &device);
+    let mut logits = model.logits(all.select(0, ends));
+    let mut right = 0;
+    for digit in 0..=width {
+        let said: Vec<i32> = logits.argmax(1).into_data().convert::<i32>().try_into_vec().expect("indices");
+        let wanted = targets.iter().skip(digit).step_by(width + 1);
+        right += said.iter().zip(wanted).filter(|(said, wanted)| i64::from(**said) == **wanted).count();
+        let next = Tensor::<1, Int>::from_data(TensorData::new(said, [count]), &device);
+        logits = model.step(next, &mut state);
+    }
+    right as f64 / (count * (width + 1)) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_scale_is_a_configuration() {
+        for scale in &SCALES {
+            for name in scale.models {
+                let config = config(scale, &Row::preset(name), 3, &[]).unwrap();
+                assert_eq!((config.train.seed, config.preset.as_str()), (3, *name));
+            }
+        }
+        let more = [Layer::set("train.steps=77").unwrap()];
+        assert_eq!(config(&SCALES[0], &Row::preset("retnet"), 0, &more).unwrap().train.schedule.steps, 77);
+        assert!(PAPER.iter().all(|paper| ROWS.contains(&paper.preset)));
+    }
+
+    /// Three ways of counting, of a model that knows nothing, agree where they must.
+    #[test]
+    fn measurements_agree() {
+        let scale = &SCALES[0];
+        let config = config(scale, &Row::preset("falcon-1a.3"), 0, &[]).unwrap();
+        let model = config.model.init(0, &Device::flex()).unwrap();
+        let result = measure(&model, 1, 300);
+        assert_eq!(result.digits.len(), 2);
+        assert!((result.digits.iter().sum::<f64>() / 2.0 - result.accuracy).abs() < 1e-12);
+        assert!(result.exact <= result.accuracy.min(result.free));
+        // The first digit does not depend on what is read after it.
+        let first = measure(&model, 3, 50);
+        assert!((0.0..0.5).contains(&first.free) && first.digits.len() == 4);
+    }
+}
