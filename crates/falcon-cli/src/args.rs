@@ -7,6 +7,7 @@ use falcon_kernels::Form;
 
 use crate::bench::BenchArgs;
 use crate::report::ReportArgs;
+use crate::reproduce::ReproduceArgs;
 use crate::scan::{Dtype, Options};
 use crate::train::TrainArgs;
 
@@ -22,6 +23,8 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Run an experiment of the paper again, and show its table beside the paper's.
+    Reproduce(ReproduceArgs),
     /// Train a model, or go on with a run that was stopped.
     Train(TrainArgs),
     /// Compare runs in one HTML page.

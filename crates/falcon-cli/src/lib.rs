@@ -5,5 +5,6 @@ pub mod bench;
 pub mod memory;
 pub mod progress;
 pub mod report;
+pub mod reproduce;
 pub mod scan;
 pub mod train;

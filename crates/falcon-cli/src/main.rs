@@ -9,9 +9,9 @@ use falcon_cli::args::{Cli, Command, ScanArgs};
 use falcon_cli::bench;
 use falcon_cli::memory;
 use falcon_cli::progress::with_spinner;
-use falcon_cli::report;
 use falcon_cli::scan::{self, Options, Report, ScanError};
 use falcon_cli::train;
+use falcon_cli::{report, reproduce};
 use falcon_lm::train::Outcome;
 
 /// Bad input or an output that cannot be written; clap uses the same for bad arguments.
@@ -22,6 +22,11 @@ const INTERRUPTED: u8 = 130;
 fn main() -> ExitCode {
     memory::keep_freed();
     match Cli::parse().command {
+        Command::Reproduce(args) => match reproduce::run(&args) {
+            Ok(Outcome::Interrupted) => ExitCode::from(INTERRUPTED),
+            Ok(Outcome::Finished) => ExitCode::SUCCESS,
+            Err(error) => fail(error),
+        },
         Command::Train(args) => match train::run(&args) {
             Ok(Some(Outcome::Interrupted)) => ExitCode::from(INTERRUPTED),
             Ok(_) => ExitCode::SUCCESS,

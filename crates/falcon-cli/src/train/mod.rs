@@ -13,7 +13,7 @@ use rayon::ThreadPoolBuilder;
 use thiserror::Error;
 
 pub use args::TrainArgs;
-use show::Show;
+pub(crate) use show::Show;
 
 /// Why there is no trained model.
 #[derive(Debug, Error)]
@@ -40,10 +40,7 @@ pub fn run(args: &TrainArgs) -> Result<Option<Outcome>, TrainCommandError> {
     if args.dry_run {
         return Ok(None);
     }
-    if let Some(threads) = args.threads {
-        // Fails only if there is a pool already, and then the number stays what it is.
-        let _ = ThreadPoolBuilder::new().num_threads(threads.into()).build_global();
-    }
+    use_threads(args.threads);
     let mut show = Show::new(&config, asked_to_stop());
     let mut trainer = Trainer::open(&config, &folder, &mut show)?;
     show.begin(&trainer);
@@ -76,8 +73,16 @@ fn default_folder(config: &RunConfig) -> PathBuf {
     Path::new("runs").join(format!("{}-{}", config.task.name(), config.preset))
 }
 
+/// Computes with so many threads from now on, or with all cores.
+pub(crate) fn use_threads(threads: Option<u16>) {
+    if let Some(threads) = threads {
+        // Fails only if there is a pool already, and then the number stays what it is.
+        let _ = ThreadPoolBuilder::new().num_threads(threads.into()).build_global();
+    }
+}
+
 /// Becomes true with the first Ctrl-C or request to terminate. The second one ends the program at once.
-fn asked_to_stop() -> &'static AtomicBool {
+pub(crate) fn asked_to_stop() -> &'static AtomicBool {
     static STOP: AtomicBool = AtomicBool::new(false);
     // Fails only where there is a handler already: this one.
     let _ = ctrlc::set_handler(|| {

@@ -11,7 +11,9 @@ use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressDrawTarget, Prog
 use serde_json::json;
 
 /// Looks on.
-pub(super) struct Show {
+pub(crate) struct Show {
+    /// Before every line.
+    about: String,
     /// Hidden by itself where stderr is no terminal.
     bar: ProgressBar,
     stop: &'static AtomicBool,
@@ -28,7 +30,26 @@ impl Show {
         if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len}  {msg}  {eta} left") {
             bar.set_style(style);
         }
-        Self { bar, stop, begin: Instant::now(), tokens: 0, seconds: 0.0, steps: 0, last: Vec::new() }
+        Self {
+            about: String::new(),
+            bar,
+            stop,
+            begin: Instant::now(),
+            tokens: 0,
+            seconds: 0.0,
+            steps: 0,
+            last: Vec::new(),
+        }
+    }
+
+    /// The same with a name before every line.
+    pub fn about(self, name: String) -> Self {
+        Self { about: name + "  ", ..self }
+    }
+
+    /// Takes the line away.
+    pub fn clear(&self) {
+        self.bar.finish_and_clear();
     }
 
     /// Says where the run begins.
@@ -44,7 +65,7 @@ impl Show {
 
     /// Says how the run ended.
     pub fn end(&self, out: &mut impl Write, trainer: &Trainer, outcome: Outcome, as_json: bool) -> io::Result<()> {
-        self.bar.finish_and_clear();
+        self.clear();
         let rate = self.tokens as f64 / self.seconds.max(f64::MIN_POSITIVE);
         let (step, folder, peak) = (trainer.step(), trainer.folder().path(), memory::peak());
         if as_json {
@@ -86,10 +107,10 @@ impl Watch for Show {
                 self.seconds += record.seconds;
                 self.steps += 1;
                 self.bar.set_position(record.step);
-                self.bar.set_message(trained(record));
+                self.bar.set_message(format!("{}{}", self.about, trained(record)));
             }
             Record::Eval(record) => {
-                self.bar.println(measured(record));
+                self.bar.println(format!("{}{}", self.about, measured(record)));
                 self.last.retain(|last| last.step == record.step);
                 self.last.push(record.clone());
             }

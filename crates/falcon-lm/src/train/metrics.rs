@@ -152,12 +152,19 @@ pub enum MetricsError {
 
 /// Reads records. A last line that was cut off, as a kill leaves it, is passed over.
 pub fn read_metrics(path: &Path) -> Result<Vec<Record>, MetricsError> {
-    let text = std::fs::read_to_string(path).map_err(|error| MetricsError::Io { path: path.into(), error })?;
+    Ok(parse(path, &read(path)?)?.into_iter().map(|(record, _)| record).collect())
+}
+
+fn read(path: &Path) -> Result<String, MetricsError> {
+    std::fs::read_to_string(path).map_err(|error| MetricsError::Io { path: path.into(), error })
+}
+
+/// Records, each with its line.
+fn parse<'t>(path: &Path, text: &'t str) -> Result<Vec<(Record, &'t str)>, MetricsError> {
     let mut records = Vec::new();
-    for (index, line) in text.split_inclusive('\n').enumerate() {
+    for (index, line) in text.split_inclusive('\n').enumerate().filter(|(_, line)| line.ends_with('\n')) {
         match serde_json::from_str(line) {
-            Ok(record) => records.push(record),
-            Err(_) if !line.ends_with('\n') => break,
+            Ok(record) => records.push((record, line)),
             Err(error) => return Err(MetricsError::Line { path: path.into(), line: index + 1, error }),
         }
     }
@@ -175,12 +182,10 @@ impl MetricsLog {
     /// Goes on after `step`: what was written about later steps will happen again.
     pub fn resume(path: &Path, step: u64) -> Result<Self, MetricsError> {
         let io = |error| MetricsError::Io { path: path.into(), error };
-        let records = if path.exists() { read_metrics(path)? } else { Vec::new() };
-        let mut kept = Vec::new();
-        for record in records.iter().filter(|record| record.step() <= step) {
-            kept.extend(line(record));
-        }
-        falcon_nn::write_file(path, &kept).map_err(io)?;
+        let text = if path.exists() { read(path)? } else { String::new() };
+        let records = parse(path, &text)?.into_iter();
+        let kept: String = records.filter(|(record, _)| record.step() <= step).map(|(_, line)| line).collect();
+        falcon_nn::write_file(path, kept.as_bytes()).map_err(io)?;
         let file = File::options().append(true).open(path).map_err(io)?;
         Ok(Self { path: path.into(), file })
     }
