@@ -8,6 +8,7 @@ use crate::init::Init;
 use crate::ops::Engine;
 use crate::ops::conv::convolve;
 use crate::ops::linear::linear;
+use crate::ops::mlp::{Branch, mlp};
 use crate::ops::norm::{Norm, normalise};
 use crate::ops::swiglu::swiglu;
 use crate::sequences::Sequences;
@@ -183,5 +184,17 @@ impl SwiGlu {
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         let gate = self.gate_proj.forward(x.clone());
         self.down_proj.forward(swiglu(self.engine, gate, self.up_proj.forward(x)))
+    }
+
+    /// A branch of the residual stream, `x + mlp(norm(x))`.
+    pub(crate) fn branch(&self, x: Tensor<2>, norm: &RmsNorm) -> Tensor<2> {
+        match self.engine {
+            Engine::Kernels => {
+                let [gate, up, down] =
+                    [&self.gate_proj, &self.up_proj, &self.down_proj].map(|linear| linear.weight.val());
+                mlp(x, Branch { norm: norm.weight.val(), gate, up, down }, norm.eps)
+            }
+            Engine::Tensors => x.clone() + self.forward(norm.forward(x)),
+        }
     }
 }

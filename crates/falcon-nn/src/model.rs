@@ -92,7 +92,7 @@ impl Block {
     ) -> Tensor<2> {
         let x = x.clone() + self.attn.mix(self.attn_norm.forward(x), sequences, rotary, state);
         match (&self.mlp_norm, &self.mlp) {
-            (Some(norm), Some(mlp)) => x.clone() + mlp.forward(norm.forward(x)),
+            (Some(norm), Some(mlp)) => mlp.branch(x, norm),
             _ => x,
         }
     }

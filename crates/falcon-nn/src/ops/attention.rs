@@ -63,7 +63,11 @@ impl Head {
 
 /// The rows of one head.
 fn gather(data: &[f32], heads: usize, dim: usize, tokens: std::ops::Range<usize>, head: usize) -> Vec<f32> {
-    tokens.flat_map(|t| &data[(t * heads + head) * dim..][..dim]).copied().collect()
+    let mut rows = Vec::with_capacity(tokens.len() * dim);
+    for t in tokens {
+        rows.extend_from_slice(&data[(t * heads + head) * dim..][..dim]);
+    }
+    rows
 }
 
 impl Attention {

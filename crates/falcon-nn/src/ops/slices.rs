@@ -39,30 +39,6 @@ pub(super) fn by_rows(out: &mut [f32], width: usize, f: impl Fn(usize, &mut [f32
     out.par_chunks_mut(ROWS * width).enumerate().for_each(|(block, out)| f(block * ROWS, out));
 }
 
-/// The sum of what `f` gives for every block of rows, a vector of `width`, always added in the same order.
-pub(super) fn sum_by_rows(
-    rows: usize,
-    width: usize,
-    f: impl Fn(std::ops::Range<usize>, &mut [f32]) + Sync,
-) -> Vec<f32> {
-    let blocks: Vec<_> = (0..rows).step_by(ROWS).map(|start| start..(start + ROWS).min(rows)).collect();
-    let parts: Vec<Vec<f32>> = blocks
-        .into_par_iter()
-        .map(|block| {
-            let mut part = vec![0.0; width];
-            f(block, &mut part);
-            part
-        })
-        .collect();
-    let mut sum = vec![0.0; width];
-    for part in parts {
-        for (sum, part) in sum.iter_mut().zip(part) {
-            *sum += part;
-        }
-    }
-    sum
-}
-
 /// `Σ aᵢ bᵢ`, in lanes.
 #[inline(always)]
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -95,24 +71,5 @@ mod tests {
         assert!(exp(f32::NAN).is_nan());
         assert!(exp(f32::NEG_INFINITY) < 2e-38 && exp(f32::INFINITY) > 1e38);
         assert_eq!(exp(0.0), 1.0);
-    }
-
-    #[test]
-    fn sums_do_not_depend_on_threads() {
-        let sum = |threads| {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            pool.install(|| {
-                sum_by_rows(1000, 3, |rows, part| {
-                    for row in rows {
-                        for (column, part) in part.iter_mut().enumerate() {
-                            *part += ((row * 7 + column) as f32).sin();
-                        }
-                    }
-                })
-            })
-        };
-        assert_eq!(sum(1), sum(3));
-        let expected: f32 = (0..1000).map(|row| ((row * 7) as f32).sin()).sum();
-        assert!((sum(2)[0] - expected).abs() < 1e-3);
     }
 }
