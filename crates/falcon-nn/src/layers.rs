@@ -10,6 +10,7 @@ use crate::ops::conv::convolve;
 use crate::ops::linear::linear;
 use crate::ops::mlp::{Branch, mlp};
 use crate::ops::norm::{Norm, normalise};
+use crate::ops::project::Rms;
 use crate::ops::swiglu::swiglu;
 use crate::sequences::Sequences;
 
@@ -56,6 +57,11 @@ pub struct RmsNorm {
 impl RmsNorm {
     pub(crate) fn new(features: usize, eps: f64, init: &Init) -> Self {
         Self { weight: init.values(std::iter::repeat_n(1.0, features)), eps, engine: init.layers_engine() }
+    }
+
+    /// Its weight and its ε.
+    pub(crate) fn parts(&self) -> Rms {
+        (self.weight.val(), self.eps)
     }
 
     /// Over the last axis.
@@ -192,7 +198,8 @@ impl SwiGlu {
             Engine::Kernels => {
                 let [gate, up, down] =
                     [&self.gate_proj, &self.up_proj, &self.down_proj].map(|linear| linear.weight.val());
-                mlp(x, Branch { norm: norm.weight.val(), gate, up, down }, norm.eps)
+                let (norm, eps) = norm.parts();
+                mlp(x, Branch { norm, gate, up, down }, eps)
             }
             Engine::Tensors => x.clone() + self.forward(norm.forward(x)),
         }

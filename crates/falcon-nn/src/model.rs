@@ -90,7 +90,7 @@ impl Block {
         rotary: Option<&Rotary>,
         state: &mut MixerState,
     ) -> Tensor<2> {
-        let x = x.clone() + self.attn.mix(self.attn_norm.forward(x), sequences, rotary, state);
+        let x = self.attn.mix(x, Some(&self.attn_norm), sequences, rotary, state);
         match (&self.mlp_norm, &self.mlp) {
             (Some(norm), Some(mlp)) => mlp.branch(x, norm),
             _ => x,

@@ -21,13 +21,13 @@ const PARTS: usize = 16;
 const SUMS: usize = 1 << 22;
 
 /// A block of rows, as one task sees it.
-pub(super) struct Block<'a, const N: usize, const S: usize> {
+pub(super) struct Block<'a, const S: usize> {
     /// Which block.
     pub index: usize,
     /// Which rows.
     pub rows: Range<usize>,
     /// These rows of the arrays to write to.
-    pub out: [&'a mut [f32]; N],
+    pub out: Vec<&'a mut [f32]>,
     /// Room for as many rows; what is in it is left from another block.
     pub scratch: [&'a mut [f32]; S],
     /// What is summed over blocks.
@@ -44,9 +44,9 @@ pub(super) fn rows<'a>(of: &'a [f32], width: usize, rows: &Range<usize>) -> &'a 
 }
 
 /// What blocks write to.
-pub(super) struct Room<'a, const N: usize, const S: usize> {
+pub(super) struct Room<'a, const S: usize> {
     /// Arrays of all rows.
-    pub out: [&'a mut [f32]; N],
+    pub out: Vec<&'a mut [f32]>,
     /// Widths of the scratch rows.
     pub scratch: [usize; S],
     /// How many sums there are.
@@ -55,20 +55,21 @@ pub(super) struct Room<'a, const N: usize, const S: usize> {
 
 /// Calls `f` with every block of so many rows. Returns what it returns, in order, and the sums of what it adds up: over parts that depend on
 /// the sizes alone, then over these, in order.
-pub(super) fn by_blocks<T: Send, const N: usize, const S: usize>(
+pub(super) fn by_blocks<T: Send, const S: usize>(
     count: usize,
-    room: Room<'_, N, S>,
-    f: impl Fn(Block<'_, N, S>) -> T + Sync,
+    room: Room<'_, S>,
+    f: impl Fn(Block<'_, S>) -> T + Sync,
 ) -> (Vec<T>, Vec<f32>) {
     let Room { mut out, scratch: scratch_widths, sums } = room;
-    let widths = out.each_ref().map(|out| out.len() / count.max(1));
-    let run = |part: Range<usize>, mut out: [&mut [f32]; N], size: usize, product: Product| {
+    let widths: Vec<_> = out.iter().map(|out| out.len() / count.max(1)).collect();
+    let run = |part: Range<usize>, mut out: Vec<&mut [f32]>, size: usize, product: Product| {
         let mut scratch = scratch_widths.map(|width| vec![0.0; size * width]);
         let mut sum = vec![0.0; sums];
         let blocks = part.clone().step_by(size).map(|start| {
             let rows = start..(start + size).min(part.end);
-            let out = cut(&mut out, widths, rows.len());
-            let scratch = cut(&mut scratch.each_mut().map(|x| &mut x[..]), scratch_widths, rows.len());
+            let out = cut(&mut out, &widths, rows.len());
+            let mut widths = scratch_widths.into_iter();
+            let scratch = scratch.each_mut().map(|x| &mut x[..rows.len() * widths.next().expect("one each")]);
             f(Block { index: start / size, rows, out, scratch, sums: &mut sum, product })
         });
         (blocks.collect::<Vec<_>>(), sum)
@@ -80,7 +81,7 @@ pub(super) fn by_blocks<T: Send, const N: usize, const S: usize>(
     let parts = blocks.min(PARTS).min((SUMS / sums.max(1)).max(2));
     let bound = |part: usize| (part * blocks / parts * BLOCK).min(count);
     let tasks: Vec<_> = (0..parts)
-        .map(|part| (bound(part)..bound(part + 1), cut(&mut out, widths, bound(part + 1) - bound(part))))
+        .map(|part| (bound(part)..bound(part + 1), cut(&mut out, &widths, bound(part + 1) - bound(part))))
         .collect();
     let done: Vec<_> = tasks.into_par_iter().map(|(part, out)| run(part, out, BLOCK, matmul)).collect();
     let (results, sums): (Vec<_>, Vec<_>) = done.into_iter().unzip();
@@ -107,13 +108,13 @@ fn is_cut(rows: usize) -> bool {
 }
 
 /// Takes so many rows from the front of every array.
-fn cut<'a, const N: usize>(out: &mut [&'a mut [f32]; N], widths: [usize; N], rows: usize) -> [&'a mut [f32]; N] {
-    let mut width = widths.into_iter();
-    out.each_mut().map(|out| {
-        let (front, rest) = std::mem::take(out).split_at_mut(rows * width.next().expect("one each"));
+fn cut<'a>(out: &mut [&'a mut [f32]], widths: &[usize], rows: usize) -> Vec<&'a mut [f32]> {
+    let fronts = out.iter_mut().zip(widths).map(|(out, width)| {
+        let (front, rest) = std::mem::take(out).split_at_mut(rows * width);
         *out = rest;
         front
-    })
+    });
+    fronts.collect()
 }
 
 /// A matrix `[out, in]` that blocks of rows are multiplied with, `y = x Wᵀ`.
@@ -132,13 +133,14 @@ impl<'a> Weight<'a> {
         Self { data, inputs, transposed }
     }
 
+    /// Rows of `W`.
+    pub fn outputs(&self) -> usize {
+        self.data.len() / self.inputs
+    }
+
     /// `Wᵀ`, `[in, out]`.
     pub fn t(&self) -> Mat<'_, f32> {
-        if self.transposed {
-            Mat::new(&self.data, self.data.len() / self.inputs)
-        } else {
-            Mat::new(&self.data, self.inputs).t()
-        }
+        if self.transposed { Mat::new(&self.data, self.outputs()) } else { Mat::new(&self.data, self.inputs).t() }
     }
 }
 
@@ -169,10 +171,10 @@ mod tests {
             let run = |threads| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
                 let mut y = vec![0.0; 3 * count];
-                let room = Room { out: [&mut y], scratch: [3], sums: 3 };
+                let room = Room { out: vec![&mut y], scratch: [3], sums: 3 };
                 let (_, sum) = pool.install(|| {
-                    by_blocks(count, room, |block| {
-                        let ([y], [room]) = (block.out, block.scratch);
+                    by_blocks(count, room, |mut block| {
+                        let ([y], [room]) = (&mut block.out[..], block.scratch) else { unreachable!("one array") };
                         y.copy_from_slice(rows(&x, 3, &block.rows));
                         room.copy_from_slice(y);
                         for x in room.chunks_exact(3) {

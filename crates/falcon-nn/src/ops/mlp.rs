@@ -70,9 +70,9 @@ impl SliceOp for Mlp {
         let Named { x, norm, gate, up, down, tokens, hidden, inner } = Named::new(inputs);
         let [gate, up, down] = [gate, up, down].map(|weight| Weight::new(weight, tokens));
         let mut y = x.to_vec();
-        let room = Room { out: [&mut y], scratch: [hidden, inner], sums: 0 };
-        let (kept, _) = by_blocks(tokens, room, |block| {
-            let ([y], [n, h], product) = (block.out, block.scratch, block.product);
+        let room = Room { out: vec![&mut y], scratch: [hidden, inner], sums: 0 };
+        let (kept, _) = by_blocks(tokens, room, |mut block| {
+            let (y, [n, h], product) = (&mut *block.out[0], block.scratch, block.product);
             let [mut a, mut b] = [vec![0.0; h.len()], vec![0.0; h.len()]];
             self.norm.forward(y, Some(norm), hidden, n);
             product(MatMut::new(&mut a, inner), 0.0, Mat::new(n, hidden), gate.t());
@@ -93,9 +93,10 @@ impl SliceOp for Mlp {
         let size = inner * hidden;
         let mut grad_x = grad.to_vec();
         let scratch = [hidden, hidden, inner, inner, inner];
-        let room = Room { out: [&mut grad_x], scratch, sums: hidden + 3 * size };
-        let (_, mut sums) = by_blocks(tokens, room, |block| {
-            let ([grad], [n, grad_n, h, grad_a, grad_b], product) = (block.out, block.scratch, block.product);
+        let room = Room { out: vec![&mut grad_x], scratch, sums: hidden + 3 * size };
+        let (_, mut sums) = by_blocks(tokens, room, |mut block| {
+            let ([n, grad_n, h, grad_a, grad_b], product) = (block.scratch, block.product);
+            let grad = &mut *block.out[0];
             let (x, [a, b]) = (rows(x, hidden, &block.rows), &kept[block.index]);
             self.norm.forward(x, Some(norm), hidden, n);
             // dh, which h takes the place of.

@@ -145,10 +145,10 @@ impl SliceOp for NormOp {
         let (x, weight) = (&inputs[0], inputs.get(1));
         let width = x.shape[x.shape.len() - 1];
         let mut grad_x = grad.to_vec();
-        let room = Room { out: [&mut grad_x], scratch: [], sums: weight.map_or(0, |_| width) };
-        let (_, grad_weight) = by_blocks(x.data.len() / width, room, |block| {
-            let (x, [grad]) = (rows(x.data, width, &block.rows), block.out);
-            self.0.backward(x, weight.map(|w| (w.data, block.sums)), width, grad);
+        let room = Room { out: vec![&mut grad_x], scratch: [], sums: weight.map_or(0, |_| width) };
+        let (_, grad_weight) = by_blocks(x.data.len() / width, room, |mut block| {
+            let x = rows(x.data, width, &block.rows);
+            self.0.backward(x, weight.map(|w| (w.data, block.sums)), width, &mut *block.out[0]);
         });
         std::iter::once(grad_x).chain(weight.map(|_| grad_weight)).collect()
     }
