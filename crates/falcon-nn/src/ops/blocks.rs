@@ -15,7 +15,7 @@ const BLOCK: usize = 128;
 const FEW: usize = 4;
 
 /// The most parts that rows are cut into: the most threads that can help.
-const PARTS: usize = 16;
+const PARTS: usize = 8;
 
 /// The most numbers that all parts together sum up in, if two can do with that.
 const SUMS: usize = 1 << 22;
@@ -145,7 +145,7 @@ impl<'a> Weight<'a> {
 }
 
 /// `[rows, cols]` to `[cols, rows]`.
-fn transpose(from: &[f32], cols: usize) -> Vec<f32> {
+pub(super) fn transpose(from: &[f32], cols: usize) -> Vec<f32> {
     const TILE: usize = 16;
     let rows = from.len() / cols;
     let mut to = vec![0.0; from.len()];

@@ -22,8 +22,8 @@ pub(crate) trait SliceOp: Debug + Send + Sync {
     /// The output. `tracked` says whether a backward pass may follow.
     fn forward(&self, inputs: &[Slice<'_>], tracked: bool) -> Array;
 
-    /// The gradient of every input, from that of the output.
-    fn backward(&self, inputs: &[Slice<'_>], grad: &[f32]) -> Vec<Vec<f32>>;
+    /// The gradient of every input, from that of the output, which is there to be overwritten.
+    fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>>;
 }
 
 /// A differentiable function of row-major `f32` arrays to several.
@@ -35,7 +35,7 @@ pub(crate) trait ManyOp: Debug + Send + Sync {
     fn forward(&self, inputs: &[Slice<'_>], tracked: bool) -> Vec<Array>;
 
     /// The gradient of every input, from those of the outputs: none where the loss does not depend on one.
-    fn backward(&self, inputs: &[Slice<'_>], grads: &[Option<&[f32]>]) -> Vec<Vec<f32>>;
+    fn backward(&self, inputs: &[Slice<'_>], grads: Vec<Option<Vec<f32>>>) -> Vec<Vec<f32>>;
 }
 
 /// One output is a case of many.
@@ -51,8 +51,8 @@ impl ManyOp for One {
         vec![self.0.forward(inputs, tracked)]
     }
 
-    fn backward(&self, inputs: &[Slice<'_>], grads: &[Option<&[f32]>]) -> Vec<Vec<f32>> {
-        self.0.backward(inputs, grads[0].expect("a backward pass starts from a gradient"))
+    fn backward(&self, inputs: &[Slice<'_>], mut grads: Vec<Option<Vec<f32>>>) -> Vec<Vec<f32>> {
+        self.0.backward(inputs, grads[0].take().expect("a backward pass starts from a gradient"))
     }
 }
 
@@ -168,13 +168,14 @@ impl SliceBackend for Flex {
         grads: Args<Self>,
         given: Vec<usize>,
     ) -> Vec<FlexTensor> {
-        with_slices(grads, |given_grads| {
-            let mut grads = vec![None; op.outputs()];
-            given.into_iter().zip(given_grads).for_each(|(output, grad)| grads[output] = Some(grad.data));
-            with_slices(inputs, |inputs| {
-                let found = op.backward(inputs, &grads);
-                found.into_iter().zip(inputs).map(|(grad, input)| tensor(grad, input.shape.to_vec())).collect()
-            })
+        let mut by_output = vec![None; op.outputs()];
+        for (output, grad) in given.into_iter().zip(grads.into_vec()) {
+            // Free where nobody else has it.
+            by_output[output] = Some(grad.into_data().try_into_vec().expect("gradients of f32 are f32"));
+        }
+        with_slices(inputs, |inputs| {
+            let found = op.backward(inputs, by_output);
+            found.into_iter().zip(inputs).map(|(grad, input)| tensor(grad, input.shape.to_vec())).collect()
         })
     }
 }

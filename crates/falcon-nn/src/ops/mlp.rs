@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use burn::tensor::Tensor;
 use falcon_kernels::mat::{Mat, MatMut};
 
-use super::blocks::{Room, Weight, by_blocks, rows};
+use super::blocks::{Room, Weight, by_blocks, rows, transpose};
 use super::bridge::{Array, Slice, SliceOp, run};
 use super::norm::{Norm, Normaliser};
 use super::swiglu;
@@ -87,11 +87,11 @@ impl SliceOp for Mlp {
         Array { data: y, shape: inputs[0].shape.to_vec() }
     }
 
-    fn backward(&self, inputs: &[Slice<'_>], grad: &[f32]) -> Vec<Vec<f32>> {
+    fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
         let Named { x, norm, gate, up, down, tokens, hidden, inner } = Named::new(inputs);
         let kept = self.kept.get().expect("the forward pass kept them");
         let size = inner * hidden;
-        let mut grad_x = grad.to_vec();
+        let mut grad_x = grad;
         let scratch = [hidden, hidden, inner, inner, inner];
         let room = Room { out: vec![&mut grad_x], scratch, sums: hidden + 3 * size };
         let (_, mut sums) = by_blocks(tokens, room, |mut block| {
@@ -107,15 +107,16 @@ impl SliceOp for Mlp {
 
             let (grad_norm, matrices) = block.sums.split_at_mut(hidden);
             let [grad_gate, grad_up, grad_down] = thirds(matrices);
-            product(MatMut::new(grad_gate, hidden), 1.0, Mat::new(grad_a, inner).t(), Mat::new(n, hidden));
-            product(MatMut::new(grad_up, hidden), 1.0, Mat::new(grad_b, inner).t(), Mat::new(n, hidden));
+            // These two as their transposes: the wider side of a sum of outer products is read as it lies.
+            product(MatMut::new(grad_gate, inner), 1.0, Mat::new(n, hidden).t(), Mat::new(grad_a, inner));
+            product(MatMut::new(grad_up, inner), 1.0, Mat::new(n, hidden).t(), Mat::new(grad_b, inner));
             product(MatMut::new(grad_down, inner), 1.0, Mat::new(grad, hidden).t(), Mat::new(h, inner));
             self.norm.backward(x, Some((norm, grad_norm)), hidden, grad_n);
             grad.iter_mut().zip(grad_n).for_each(|(grad, through)| *grad += *through);
         });
         let matrices = sums.split_off(hidden);
-        let [gate, up, down] = [0, 1, 2].map(|i| matrices[i * size..][..size].to_vec());
-        vec![grad_x, sums, gate, up, down]
+        let [gate, up, down] = [0, 1, 2].map(|i| &matrices[i * size..][..size]);
+        vec![grad_x, sums, transpose(gate, inner), transpose(up, inner), down.to_vec()]
     }
 }
 

@@ -141,10 +141,10 @@ impl SliceOp for NormOp {
         Array { data: y, shape: x.shape.to_vec() }
     }
 
-    fn backward(&self, inputs: &[Slice<'_>], grad: &[f32]) -> Vec<Vec<f32>> {
+    fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
         let (x, weight) = (&inputs[0], inputs.get(1));
         let width = x.shape[x.shape.len() - 1];
-        let mut grad_x = grad.to_vec();
+        let mut grad_x = grad;
         let room = Room { out: vec![&mut grad_x], scratch: [], sums: weight.map_or(0, |_| width) };
         let (_, grad_weight) = by_blocks(x.data.len() / width, room, |mut block| {
             let x = rows(x.data, width, &block.rows);

@@ -127,7 +127,7 @@ impl ManyOp for Project {
         arrays.map(|(data, weight)| Array { data, shape: vec![tokens, weight.shape[0]] }).collect()
     }
 
-    fn backward(&self, inputs: &[Slice<'_>], grads: &[Option<&[f32]>]) -> Vec<Vec<f32>> {
+    fn backward(&self, inputs: &[Slice<'_>], grads: Vec<Option<Vec<f32>>>) -> Vec<Vec<f32>> {
         let (x, norm, matrices) = self.parts(inputs);
         let [tokens, hidden] = [x.shape[0], x.shape[1]];
         let norms = norm.map_or(0, |_| hidden);
@@ -140,7 +140,7 @@ impl ManyOp for Project {
             let n = normed(norm, x, room);
             let (grad_norm, mut rest) = block.sums.split_at_mut(norms);
             let mut keep = 0.0;
-            for (weight, grad) in matrices.iter().zip(grads) {
+            for (weight, grad) in matrices.iter().zip(&grads) {
                 let (grad_weight, after) = std::mem::take(&mut rest).split_at_mut(weight.data.len());
                 rest = after;
                 let Some(grad) = grad else { continue };
@@ -198,7 +198,7 @@ impl SliceOp for Join {
         Array { data: y, shape: vec![tokens, hidden] }
     }
 
-    fn backward(&self, inputs: &[Slice<'_>], grad: &[f32]) -> Vec<Vec<f32>> {
+    fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
         let (read, weight, norm) = (&inputs[0], &inputs[1], self.norm(inputs));
         let ([tokens, width], hidden) = ([read.shape[0], read.shape[1]], weight.shape[0]);
         let mut grad_read = vec![0.0; read.data.len()];
@@ -207,7 +207,7 @@ impl SliceOp for Join {
         let (_, mut sums) = by_blocks(tokens, room, |mut block| {
             let ([room], grad_read, product) = (block.scratch, &mut *block.out[0], block.product);
             let read = rows(read.data, width, &block.rows);
-            let grad = Mat::new(rows(grad, hidden, &block.rows), hidden);
+            let grad = Mat::new(rows(&grad, hidden, &block.rows), hidden);
             let m = normed(norm, read, room);
             let (grad_weight, grad_norm) = block.sums.split_at_mut(weight.data.len());
             product(MatMut::new(grad_read, width), 0.0, grad, Mat::new(weight.data, width));
@@ -217,7 +217,7 @@ impl SliceOp for Join {
             }
         });
         let grad_norm = sums.split_off(weight.data.len());
-        let rest = [norm.map(|_| grad_norm), self.residual(inputs).map(|_| grad.to_vec())];
+        let rest = [norm.map(|_| grad_norm), self.residual(inputs).map(|_| grad)];
         [grad_read, sums].into_iter().chain(rest.into_iter().flatten()).collect()
     }
 }

@@ -63,16 +63,16 @@ impl SliceOp for SwiGlu {
         Array { data: y, shape: a.shape.to_vec() }
     }
 
-    fn backward(&self, inputs: &[Slice<'_>], grad: &[f32]) -> Vec<Vec<f32>> {
+    fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
         let [a, b] = inputs else { unreachable!("two inputs") };
-        let (mut grad_a, mut grad_b) = (vec![0.0; grad.len()], vec![0.0; grad.len()]);
+        let (mut grad_y, mut grad_a, mut grad_b) = (grad, vec![0.0; a.data.len()], vec![0.0; a.data.len()]);
         let size = ROWS * WIDTH;
-        let inputs = a.data.par_chunks(size).zip(b.data.par_chunks(size)).zip(grad.par_chunks(size));
+        let inputs = a.data.par_chunks(size).zip(b.data.par_chunks(size)).zip(grad_y.par_chunks_mut(size));
         grad_a
             .par_chunks_mut(size)
             .zip(grad_b.par_chunks_mut(size))
             .zip(inputs)
-            .for_each(|((grad_a, grad_b), ((a, b), grad))| backward(a, b, &mut grad.to_vec(), grad_a, grad_b));
+            .for_each(|((grad_a, grad_b), ((a, b), grad))| backward(a, b, grad, grad_a, grad_b));
         vec![grad_a, grad_b]
     }
 }

@@ -65,8 +65,8 @@ impl SliceOp for Turn {
         Array { data: self.turned(inputs[0].data, inputs[0].shape, 1.0), shape: inputs[0].shape.to_vec() }
     }
 
-    fn backward(&self, inputs: &[Slice<'_>], grad: &[f32]) -> Vec<Vec<f32>> {
-        vec![self.turned(grad, inputs[0].shape, -1.0)]
+    fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
+        vec![self.turned(&grad, inputs[0].shape, -1.0)]
     }
 }
 
