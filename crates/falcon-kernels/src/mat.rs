@@ -89,6 +89,19 @@ pub fn matmul<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat<'_, F>
     product(dst, keep, a, b, Parallelism::None);
 }
 
+/// [`matmul`] where `b` is a memory, or the adjoint of one. Before the first token, and after the last, it holds nothing, and there is
+/// nothing to multiply.
+pub(crate) fn matmul_memory<F: Real>(dst: &mut [F], keep: F, a: Mat<'_, F>, b: Mat<'_, F>) {
+    if b.data.iter().any(|x| *x != F::zero()) {
+        matmul(MatMut::new(dst, b.cols), keep, a, b);
+    } else if keep == F::zero() {
+        // Set, not multiplied: it may be anything.
+        dst.fill(F::zero());
+    } else {
+        crate::real::scale(dst, keep);
+    }
+}
+
 /// [`matmul`] on all threads of the current pool. Their number does not change the result.
 pub fn matmul_parallel<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat<'_, F>) {
     product(dst, keep, a, b, Parallelism::Rayon(0));
@@ -182,6 +195,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn an_empty_memory_is_not_multiplied() {
+        let (a, full, empty) = (numbers(6, 7), numbers(9, 5), vec![0.0; 9]);
+        for keep in [0.0, 1.0, 2.0] {
+            for b in [&full, &empty] {
+                let (mut expected, mut got) = (vec![1.5; 6], vec![1.5; 6]);
+                matmul(MatMut::new(&mut expected, 3), keep, Mat::new(&a, 3), Mat::new(b, 3).t());
+                matmul_memory(&mut got, keep, Mat::new(&a, 3), Mat::new(b, 3).t());
+                assert_eq!(got, expected);
+            }
+        }
+        let mut anything = [f64::NAN; 6];
+        matmul_memory(&mut anything, 0.0, Mat::new(&a, 3), Mat::new(&empty, 3));
+        assert_eq!(anything, [0.0; 6]);
     }
 
     #[test]

@@ -8,7 +8,9 @@ use crate::init::Init;
 use crate::ops::Engine;
 use crate::ops::conv::convolve;
 use crate::ops::linear::linear;
+use crate::ops::mlp::{Branch, mlp};
 use crate::ops::norm::{Norm, normalise};
+use crate::ops::project::Rms;
 use crate::ops::swiglu::swiglu;
 use crate::sequences::Sequences;
 
@@ -55,6 +57,11 @@ pub struct RmsNorm {
 impl RmsNorm {
     pub(crate) fn new(features: usize, eps: f64, init: &Init) -> Self {
         Self { weight: init.values(std::iter::repeat_n(1.0, features)), eps, engine: init.layers_engine() }
+    }
+
+    /// Its weight and its ε.
+    pub(crate) fn parts(&self) -> Rms {
+        (self.weight.val(), self.eps)
     }
 
     /// Over the last axis.
@@ -183,5 +190,18 @@ impl SwiGlu {
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         let gate = self.gate_proj.forward(x.clone());
         self.down_proj.forward(swiglu(self.engine, gate, self.up_proj.forward(x)))
+    }
+
+    /// A branch of the residual stream, `x + mlp(norm(x))`.
+    pub(crate) fn branch(&self, x: Tensor<2>, norm: &RmsNorm) -> Tensor<2> {
+        match self.engine {
+            Engine::Kernels => {
+                let [gate, up, down] =
+                    [&self.gate_proj, &self.up_proj, &self.down_proj].map(|linear| linear.weight.val());
+                let (norm, eps) = norm.parts();
+                mlp(x, Branch { norm, gate, up, down }, eps)
+            }
+            Engine::Tensors => x.clone() + self.forward(norm.forward(x)),
+        }
     }
 }

@@ -92,10 +92,10 @@ impl Block {
         state: &mut MixerState,
         probe: &mut Probe<'_>,
     ) -> Tensor<2> {
-        let x = x.clone() + self.attn.mix(self.attn_norm.forward(x), sequences, rotary, state, probe);
+        let x = self.attn.mix(x, Some(&self.attn_norm), sequences, rotary, state, probe);
         probe.see("attn", &x);
         let x = match (&self.mlp_norm, &self.mlp) {
-            (Some(norm), Some(mlp)) => x.clone() + mlp.forward(norm.forward(x)),
+            (Some(norm), Some(mlp)) => mlp.branch(x, norm),
             _ => return x,
         };
         probe.see("mlp", &x);

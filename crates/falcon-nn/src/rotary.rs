@@ -1,38 +1,59 @@
 //! Rotary positions: pairs of features turned by an angle that grows with the position.
 
+use std::sync::Arc;
+
 use burn::tensor::{Device, Tensor, TensorData};
 
+use crate::ops::Engine;
+use crate::ops::turn::{Angles, turn};
 use crate::sequences::Sequences;
 
 /// Cosines and sines for the tokens of one call; all layers share them.
 #[derive(Clone, Debug)]
-pub(crate) struct Rotary {
-    /// `[tokens, 1, dim / 2]`.
-    cos: Tensor<3>,
-    sin: Tensor<3>,
+pub(crate) enum Rotary {
+    /// For [`Engine::Kernels`].
+    Kernels(Arc<Angles>),
+    /// For [`Engine::Tensors`], `[tokens, 1, dim / 2]` each.
+    Tensors { cos: Tensor<3>, sin: Tensor<3> },
 }
 
 impl Rotary {
     /// For sequences of which `start` tokens each have been before.
-    pub fn new(theta: f64, dim: usize, sequences: &Sequences, start: &[usize], device: &Device) -> Self {
+    pub fn new(
+        theta: f64,
+        dim: usize,
+        sequences: &Sequences,
+        start: &[usize],
+        engine: Engine,
+        device: &Device,
+    ) -> Self {
         let half = dim / 2;
         let frequencies: Vec<f64> = (0..half).map(|i| theta.powf(-(i as f64) / half as f64)).collect();
         let positions = sequences.lengths().zip(start).flat_map(|(length, start)| *start..start + length);
         let angles: Vec<f64> = positions.flat_map(|t| frequencies.iter().map(move |f| t as f64 * f)).collect();
-        let tensor = |f: fn(f64) -> f64| {
-            let data: Vec<f32> = angles.iter().map(|angle| f(*angle) as f32).collect();
-            Tensor::from_data(TensorData::new(data, [sequences.tokens(), 1, half]), device)
-        };
-        Self { cos: tensor(f64::cos), sin: tensor(f64::sin) }
+        let numbers = |f: fn(f64) -> f64| -> Vec<f32> { angles.iter().map(|angle| f(*angle) as f32).collect() };
+        let (cos, sin) = (numbers(f64::cos), numbers(f64::sin));
+        match engine {
+            Engine::Kernels => Self::Kernels(Arc::new(Angles { cos, sin })),
+            Engine::Tensors => {
+                let tensor =
+                    |data| Tensor::from_data(TensorData::new(data, [sequences.tokens(), 1, half]), device);
+                Self::Tensors { cos: tensor(cos), sin: tensor(sin) }
+            }
+        }
     }
 
-    /// Turns `[tokens, heads, dim]`; feature `i` goes with feature `i + dim / 2`.
-    pub fn turn(&self, x: Tensor<3>) -> Tensor<3> {
+    /// Turns `[tokens, heads, dim]`, and multiplies by `scale`; feature `i` goes with feature `i + dim / 2`.
+    pub fn turn(&self, x: Tensor<3>, scale: f64) -> Tensor<3> {
+        let (cos, sin) = match self {
+            Self::Kernels(angles) => return turn(x, angles.clone(), scale),
+            Self::Tensors { cos, sin } => (cos.clone(), sin.clone()),
+        };
         let [tokens, heads, dim] = x.dims();
         let half = dim / 2;
         let [a, b] = [0, half].map(|start| x.clone().slice([0..tokens, 0..heads, start..start + half]));
-        let (cos, sin) = (self.cos.clone(), self.sin.clone());
         let turned = [a.clone() * cos.clone() - b.clone() * sin.clone(), b * cos + a * sin];
-        Tensor::cat(turned.to_vec(), 2)
+        let turned = Tensor::cat(turned.to_vec(), 2);
+        if scale == 1.0 { turned } else { turned.mul_scalar(scale) }
     }
 }

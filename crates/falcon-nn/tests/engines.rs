@@ -63,7 +63,8 @@ fn assert_agree(what: &str, config: &ModelConfig) {
         let got = &got[&name];
         let scale = expected.iter().map(|x| x * x).sum::<f32>().sqrt();
         let error = got.iter().zip(&expected).map(|(a, b)| (a - b).powi(2)).sum::<f32>().sqrt();
-        assert!(error <= 1e-4 * scale, "{what}, {name}: {error} of {scale}");
+        // The gradient of a bias is a sum over all tokens that mostly cancels: f32 leaves it four digits.
+        assert!(error <= 2e-4 * scale, "{what}, {name}: {error} of {scale}");
     }
 }
 

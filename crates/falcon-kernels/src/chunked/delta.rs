@@ -25,7 +25,7 @@ use std::ops::Range;
 
 use super::scale_rows;
 use crate::Real;
-use crate::mat::{Mat, MatMut, lower_matmul, matmul, product_lower};
+use crate::mat::{Mat, MatMut, lower_matmul, matmul, matmul_memory, product_lower};
 use crate::real::{axpy, combine, scale};
 use crate::scratch::Scratch;
 use crate::segment::Segment;
@@ -42,7 +42,7 @@ pub(super) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut
     let mut sweep = Sweep { p, z, omega, closed };
     sweep.run(&chunk);
 
-    matmul(MatMut::new(out, columns), F::zero(), Mat::new(segment.q(), segment.dim_k), Mat::new(memory, columns));
+    matmul_memory(out, F::zero(), Mat::new(segment.q(), segment.dim_k), Mat::new(memory, columns));
     scale_rows(out, columns, |step| chunk.decay(segment.read_time(step), 0));
     let bound = |step| chunk.closed_by(segment.read_time(step));
     lower_matmul(out, Mat::new(chunk.masked, rows), Mat::new(sweep.closed, columns), bound);
@@ -118,7 +118,7 @@ impl<'a, F: Real> Chunk<'a, F> {
         let (attention, gram) = products.split_at_mut(steps * rows);
         product_lower(attention, q, x.t(), |step| segment.tail + segment.read_time(step));
         product_lower(gram, x, x.t(), |r| r + segment.window);
-        matmul(MatMut::new(prior, segment.columns), F::zero(), x, Mat::new(memory, segment.columns));
+        matmul_memory(prior, F::zero(), x, Mat::new(memory, segment.columns));
         // By products: exact where exponentials of differences would cancel.
         decay[0] = F::one();
         for t in 1..times {

@@ -22,7 +22,7 @@ use std::ops::Range;
 use super::delta::{BLOCK, Buffers, Chunk, Sweep, lengths};
 use super::scale_rows;
 use crate::Real;
-use crate::mat::{Mat, MatMut, lower_matmul, lower_matmul_t, matmul, product_lower};
+use crate::mat::{Mat, MatMut, lower_matmul, lower_matmul_t, matmul, matmul_memory, product_lower};
 use crate::real::{axpy, combine, dot, scale};
 use crate::scratch::{Scratch, split};
 use crate::segment::{Segment, SegmentGrad};
@@ -48,12 +48,7 @@ pub(super) fn backward<F: Real>(
     let mut reverse = Reverse::new(segment, rest);
     reverse.run(&chunk, &sweep, adjoint, grad_out, grad);
     reverse.products(&chunk, &sweep);
-    matmul(
-        MatMut::new(reverse.through, dim_k),
-        F::zero(),
-        Mat::new(reverse.oy, columns),
-        Mat::new(memory, columns).t(),
-    );
+    matmul_memory(reverse.through, F::zero(), Mat::new(reverse.oy, columns), Mat::new(memory, columns).t());
     reverse.decays(&chunk, &sweep, dot(memory, adjoint), grad);
 
     let Reverse { oy, pairs, band, through, .. } = reverse;
@@ -74,7 +69,7 @@ pub(super) fn backward<F: Real>(
         }
     }
     sweep.last(&chunk, last);
-    matmul(MatMut::new(grad_x, dim_k), F::one(), Mat::new(last, columns), Mat::new(adjoint, columns).t());
+    matmul_memory(grad_x, F::one(), Mat::new(last, columns), Mat::new(adjoint, columns).t());
 
     // At time 0 reads and y meet the incoming memory, and make its adjoint.
     let carry = |i: usize| match i.checked_sub(steps) {
@@ -172,7 +167,7 @@ impl<'a, F: Real> Reverse<'a, F> {
         let segment = chunk.segment;
         let (columns, steps) = (segment.columns, segment.steps);
         let x = Mat::new(segment.x(), segment.dim_k);
-        matmul(MatMut::new(self.final_x, columns), F::zero(), x, Mat::new(adjoint, columns));
+        matmul_memory(self.final_x, F::zero(), x, Mat::new(adjoint, columns));
         self.oy[..steps * columns].copy_from_slice(grad_out);
         self.entries(chunk, grad_out);
         for start in (0..steps).step_by(BLOCK).rev() {

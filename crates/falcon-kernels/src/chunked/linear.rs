@@ -9,7 +9,7 @@
 
 use super::{copy_scaled, scale_rows};
 use crate::Real;
-use crate::mat::{Mat, MatMut, lower_matmul, lower_matmul_t, matmul, product_lower};
+use crate::mat::{Mat, MatMut, lower_matmul, lower_matmul_t, matmul, matmul_memory, product_lower};
 use crate::real::{add, axpy, dot, scale};
 use crate::scratch::Scratch;
 use crate::segment::{Segment, SegmentGrad};
@@ -29,7 +29,7 @@ pub(super) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut
         // Set, not multiplied by 0: what is not yet written may be anything.
         rest.fill(F::zero());
     }
-    matmul(MatMut::new(out, columns), F::zero(), q, Mat::new(memory, columns));
+    matmul_memory(out, F::zero(), q, Mat::new(memory, columns));
     scale_rows(out, columns, |step| c[segment.read_time(step)]);
     lower_matmul(out, Mat::new(attention, rows), v, |step| written(segment, step));
 
@@ -86,9 +86,9 @@ pub(super) fn backward<F: Real>(
     let (masked, grad_attention) = (Mat::new(attention, rows), Mat::new(grad_attention, rows));
 
     // The read of the incoming memory: dq = c S₀ do, and dc = q·(S₀ do).
-    matmul(MatMut::new(through_s0, dim_k), F::zero(), grad_o, Mat::new(memory, columns).t());
+    matmul_memory(through_s0, F::zero(), grad_o, Mat::new(memory, columns).t());
     let grad_c = |step: usize| dot(segment.q_row(step), &through_s0[row(step, dim_k)]);
-    matmul(MatMut::new(final_x, columns), F::zero(), x, Mat::new(adjoint, columns));
+    matmul_memory(final_x, F::zero(), x, Mat::new(adjoint, columns));
     let (grad_m, grad_last) = grad_m.split_at_mut(steps * rows);
     for r in 0..rows {
         grad_last[r] = dot(&final_x[row(r, columns)], segment.v_row(r));
@@ -119,7 +119,7 @@ pub(super) fn backward<F: Real>(
         axpy(&mut grad.v[row(r, columns)], last[r], &final_x[row(r, columns)]);
     }
     copy_scaled(final_x, &segment.v, columns, |r| last[r]);
-    matmul(MatMut::new(grad_x, dim_k), F::one(), Mat::new(final_x, columns), Mat::new(adjoint, columns).t());
+    matmul_memory(grad_x, F::one(), Mat::new(final_x, columns), Mat::new(adjoint, columns).t());
     copy_scaled(reads, grad_out, columns, |step| c[segment.read_time(step)]);
     matmul(MatMut::new(adjoint, columns), c[steps], q.t(), Mat::new(reads, columns));
 }

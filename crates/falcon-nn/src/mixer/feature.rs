@@ -38,24 +38,33 @@ impl Feature {
         v: Tensor<3>,
         rotary: Option<&Rotary>,
     ) -> (Tensor<3>, Tensor<3>, Tensor<3>) {
-        let [q, k] = [q, k].map(|x| {
+        let [q, k] = [(q, self.query_scale), (k, None)].map(|(x, scale)| {
             let x = match self.norm {
                 QkNorm::None => x,
                 QkNorm::Rms => normalise(self.engine, Norm::Rms, x, None, self.eps),
                 QkNorm::L2 => normalise(self.engine, Norm::L2, x, None, self.eps),
             };
-            let x = rotary.map_or(x.clone(), |rotary| rotary.turn(x));
-            match self.map {
+            // Turning can scale as well, if nothing comes between.
+            let (turned_scale, scale) = if self.map == FeatureMap::Identity && rotary.is_some() {
+                (scale.unwrap_or(1.0), None)
+            } else {
+                (1.0, scale)
+            };
+            let x = match rotary {
+                Some(rotary) => rotary.turn(x, turned_scale),
+                None => x,
+            };
+            let x = match self.map {
                 FeatureMap::Identity => x,
                 FeatureMap::EluPlusOne => activation::elu(x, 1.0).add_scalar(1.0),
                 FeatureMap::Relu => activation::relu(x),
                 FeatureMap::SquaredRelu => activation::relu(x).square(),
+            };
+            match scale {
+                Some(scale) => x.mul_scalar(scale),
+                None => x,
             }
         });
-        let q = match self.query_scale {
-            Some(scale) => q.mul_scalar(scale),
-            None => q,
-        };
         let v = if self.value_norm { normalise(self.engine, Norm::Rms, v, None, self.eps) } else { v };
         (q, k, v)
     }

@@ -12,7 +12,7 @@
 //! fifty tokens from the first step on; it and Mamba's are vectors, no bias of a projection.
 
 use burn::module::{Module, Param};
-use burn::tensor::{Tensor, activation};
+use burn::tensor::{Device, Tensor, activation};
 
 use crate::config::{DecayGate, GainGate, MixerConfig};
 use crate::init::Init;
@@ -32,6 +32,12 @@ pub(crate) struct Gate {
     #[module(skip)]
     config: MixerConfig,
     each_column: bool,
+}
+
+/// `W_b h` and `W_a h`, where there are such matrices.
+pub(crate) struct Logits {
+    gain: Option<Tensor<2>>,
+    decay: Option<Tensor<2>>,
 }
 
 /// What a rule is steered with, `[tokens, heads, 1 or dim_v]` each.
@@ -69,13 +75,22 @@ impl Gate {
         Self { b_proj, a_proj, a_bias, a_log, config: config.clone(), each_column }
     }
 
-    /// From the input of the mixer, `[tokens, hidden]`.
-    pub fn forward(&self, x: Tensor<2>) -> Gates {
-        let [tokens, _] = x.dims();
+    /// What the input of the mixer is multiplied with.
+    pub fn matrices(&self) -> impl Iterator<Item = &Linear> {
+        [&self.b_proj, &self.a_proj].into_iter().flatten()
+    }
+
+    /// Takes the products with [`Self::matrices`].
+    pub fn logits(&self, products: &mut impl Iterator<Item = Tensor<2>>) -> Logits {
+        let mut of = |linear: &Option<Linear>| linear.as_ref().and_then(|_| products.next());
+        Logits { gain: of(&self.b_proj), decay: of(&self.a_proj) }
+    }
+
+    /// The gates of so many tokens.
+    pub fn forward(&self, logits: Logits, tokens: usize, device: &Device) -> Gates {
         let (heads, width) = (self.config.num_heads, self.config.head_v_dim);
-        let of = |linear: &Option<Linear>| linear.as_ref().map(|linear| linear.forward(x.clone()));
         // The decay: λ̄, or Δ and with it γ; `[tokens, heads]`.
-        let from_context = of(&self.a_proj).zip(self.a_bias.as_ref()).map(|(a, bias)| a + bias.val().unsqueeze());
+        let from_context = logits.decay.zip(self.a_bias.as_ref()).map(|(a, bias)| a + bias.val().unsqueeze());
         let (decay, delta) = match (self.config.decay, from_context) {
             (DecayGate::Lambda, Some(a)) => {
                 (Some(activation::sigmoid(a).mul_scalar(self.config.lambda_scale)), None)
@@ -87,12 +102,12 @@ impl Gate {
             }
             (DecayGate::Fixed, _) => {
                 let gammas: Vec<f32> = (0..heads).map(|i| 1.0 - (-5.0 - i as f32).exp2()).collect();
-                let gammas = Tensor::<1>::from_data(gammas.as_slice(), &x.device());
+                let gammas = Tensor::<1>::from_data(gammas.as_slice(), device);
                 (Some(gammas.unsqueeze::<2>().expand([tokens, heads])), None)
             }
             _ => (None, None),
         };
-        let gain = of(&self.b_proj).map(activation::sigmoid);
+        let gain = logits.gain.map(activation::sigmoid);
         let gain = match self.config.gain {
             GainGate::None => None,
             GainGate::Sigmoid => gain,

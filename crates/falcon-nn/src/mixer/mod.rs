@@ -21,7 +21,9 @@ pub use self::state::MixerState;
 pub(crate) use self::state::{Arrays, Memory, Owner};
 use crate::config::{ConfigError, MixerConfig};
 use crate::init::Init;
+use crate::layers::RmsNorm;
 use crate::ops::Engine;
+use crate::ops::project::project;
 use crate::ops::rule::rule;
 use crate::ops::tensor::RuleInputs;
 use crate::probe::Probe;
@@ -92,7 +94,7 @@ impl Mixer {
     /// The next tokens of packed sequences, `[tokens, hidden]`, moving `state` on.
     pub fn run(&self, x: Tensor<2>, sequences: &Sequences, state: &mut MixerState) -> Tensor<2> {
         let rotary = self.rotary(sequences, &state.positions);
-        self.mix(x, sequences, rotary.as_ref(), state, &mut Probe::none())
+        self.mix(x, None, sequences, rotary.as_ref(), state, &mut Probe::none())
     }
 
     /// The state before the first token of `sequences` sequences.
@@ -107,25 +109,34 @@ impl Mixer {
     /// Rotary positions, if the mixer has them.
     pub(crate) fn rotary(&self, sequences: &Sequences, start: &[usize]) -> Option<Rotary> {
         let theta = self.config.rope_theta?;
-        Some(Rotary::new(theta, self.config.head_dim, sequences, start, &self.output.device()))
+        Some(Rotary::new(theta, self.config.head_dim, sequences, start, self.engine, &self.output.device()))
     }
 
-    /// `[tokens, hidden]` to the same.
+    /// `[tokens, hidden]` to the same: the mixer alone or, with a norm, a branch of the residual stream, `x + mix(norm(x))`.
     pub(crate) fn mix(
         &self,
         x: Tensor<2>,
+        norm: Option<&RmsNorm>,
         sequences: &Sequences,
         rotary: Option<&Rotary>,
         state: &mut MixerState,
         probe: &mut Probe<'_>,
     ) -> Tensor<2> {
         assert_eq!(state.positions.len(), sequences.count(), "sequences of the state, and sequences given");
-        let (q, k, v) = self.project.forward(x.clone(), sequences, &mut state.conv);
+        // Whatever is a product with the input, at once; each part then takes its own.
+        let matrices =
+            self.project.matrices().into_iter().chain(self.gate.matrices()).chain(self.output.matrices());
+        let weights = matrices.map(|linear| linear.weight.val()).collect();
+        let mut products = project(self.engine, x.clone(), norm.map(RmsNorm::parts), weights).into_iter();
+        let (q, k, v) = self.project.forward(&mut products, sequences, &mut state.conv);
+        let logits = self.gate.logits(&mut products);
+        let output_gate = products.next();
+
         let (q, k, v) = self.feature.forward(q, k, v, rotary);
         [("attn.q", &q), ("attn.k", &k), ("attn.v", &v)].into_iter().for_each(|(name, x)| probe.see(name, x));
         let read = match (&self.rule, &mut state.memory) {
             (Some(of), Memory::Rule(memory)) => {
-                let gates = self.gate.forward(x.clone());
+                let gates = self.gate.forward(logits, sequences.tokens(), &x.device());
                 self.gate.show(&gates, probe);
                 let Gates { gain, decay } = gates;
                 let inputs = RuleInputs { q, k, v: v.clone(), gain, decay };
@@ -141,6 +152,6 @@ impl Mixer {
         for (position, length) in state.positions.iter_mut().zip(sequences.lengths()) {
             *position += length;
         }
-        self.output.forward(read, v, x)
+        self.output.forward(read, v, output_gate, norm.map(|_| x))
     }
 }

@@ -7,6 +7,7 @@ use crate::config::{MixerConfig, OutputGate, OutputNorm};
 use crate::init::Init;
 use crate::layers::{Linear, RmsNorm};
 use crate::ops::Engine;
+use crate::ops::project::join;
 use crate::ops::swiglu::swiglu;
 
 #[derive(Module, Debug)]
@@ -48,21 +49,33 @@ impl Output {
         self.o_proj.weight.val().device()
     }
 
-    /// `read` and `v` are `[tokens, heads, dim_v]`, `x` is the input of the mixer.
-    pub fn forward(&self, read: Tensor<3>, v: Tensor<3>, x: Tensor<2>) -> Tensor<2> {
+    /// What the input of the mixer is multiplied with, for the gate.
+    pub fn matrices(&self) -> Option<&Linear> {
+        self.g_proj.as_ref()
+    }
+
+    /// `read` and `v` are `[tokens, heads, dim_v]`, `gate` is the product with [`Self::matrices`], and `x` the residual stream, if the
+    /// result is to be added to it.
+    pub fn forward(
+        &self,
+        read: Tensor<3>,
+        v: Tensor<3>,
+        gate: Option<Tensor<2>>,
+        x: Option<Tensor<2>>,
+    ) -> Tensor<2> {
         let [tokens, heads, width] = read.dims();
         let read = match &self.d {
             Some(d) => read + v * d.val().reshape([1, heads, 1]),
             None => read,
         };
         let read = read.reshape([tokens, heads * width]);
-        let gate = self.g_proj.as_ref().map(|gate| gate.forward(x));
-        let read = match (self.gate, gate) {
-            (OutputGate::BeforeNorm, Some(gate)) => self.normed(swiglu(self.engine, gate, read), heads),
-            (OutputGate::AfterNorm, Some(gate)) => swiglu(self.engine, gate, self.normed(read, heads)),
-            _ => self.normed(read, heads),
+        let norm = self.o_norm.as_ref();
+        let (read, norm) = match (self.gate, gate) {
+            (OutputGate::BeforeNorm, Some(gate)) => (swiglu(self.engine, gate, read), norm),
+            (OutputGate::AfterNorm, Some(gate)) => (swiglu(self.engine, gate, self.normed(read, heads)), None),
+            _ => (read, norm),
         };
-        self.o_proj.forward(read)
+        join(self.engine, read, norm.map(RmsNorm::parts), self.o_proj.weight.val(), x)
     }
 
     fn normed(&self, read: Tensor<2>, heads: usize) -> Tensor<2> {

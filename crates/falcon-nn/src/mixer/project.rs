@@ -37,16 +37,21 @@ impl Project {
         Self { q_proj, k_proj, v_proj, q_conv1d, k_conv1d, v_conv1d, key_heads, heads }
     }
 
-    /// `[tokens, hidden]` to `q`, `k` and `v`, each `[tokens, heads, dim]`.
+    /// What the input is multiplied with.
+    pub fn matrices(&self) -> [&Linear; 3] {
+        [&self.q_proj, &self.k_proj, &self.v_proj]
+    }
+
+    /// From the products with [`Self::matrices`] to `q`, `k` and `v`, each `[tokens, heads, dim]`.
     pub fn forward(
         &self,
-        x: Tensor<2>,
+        products: &mut impl Iterator<Item = Tensor<2>>,
         sequences: &Sequences,
         past: &mut ConvState,
     ) -> (Tensor<3>, Tensor<3>, Tensor<3>) {
         let [q_past, k_past, v_past] = past;
-        let project = |linear: &Linear, conv: &Option<ShortConv>, past: &mut Option<Tensor<3>>, heads: usize| {
-            let y = linear.forward(x.clone());
+        let mut finish = |conv: &Option<ShortConv>, past: &mut Option<Tensor<3>>, heads: usize| {
+            let y = products.next().expect("a product for each matrix");
             let y = match conv {
                 Some(conv) => conv.forward(y, sequences, past),
                 None => y,
@@ -54,10 +59,8 @@ impl Project {
             let [tokens, width] = y.dims();
             y.reshape([tokens, heads, width / heads])
         };
-        (
-            project(&self.q_proj, &self.q_conv1d, q_past, self.key_heads),
-            project(&self.k_proj, &self.k_conv1d, k_past, self.key_heads),
-            project(&self.v_proj, &self.v_conv1d, v_past, self.heads),
-        )
+        let q = finish(&self.q_conv1d, q_past, self.key_heads);
+        let k = finish(&self.k_conv1d, k_past, self.key_heads);
+        (q, k, finish(&self.v_conv1d, v_past, self.heads))
     }
 }

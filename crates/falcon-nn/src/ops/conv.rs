@@ -83,6 +83,10 @@ impl<'a> Call<'a> {
     /// `p_t`.
     #[inline(always)]
     fn filter(&self, sequence: usize, t: usize, p: &mut [f32]) {
+        if self.taps == USUAL && t - self.op.offsets[sequence] >= USUAL - 1 {
+            let x = &self.x[(t + 1 - USUAL) * self.channels..];
+            return weigh(p, rows(&self.filters, self.channels), rows(x, self.channels));
+        }
         p.fill(0.0);
         for tap in 0..self.taps {
             if let Some(x) = self.token(sequence, t, self.taps - 1 - tap) {
@@ -92,6 +96,24 @@ impl<'a> Call<'a> {
                 }
             }
         }
+    }
+}
+
+/// The number of taps that is worth a loop of its own.
+const USUAL: usize = 4;
+
+/// The first rows of a matrix.
+#[inline(always)]
+fn rows(of: &[f32], width: usize) -> [&[f32]; USUAL] {
+    std::array::from_fn(|i| &of[i * width..][..width])
+}
+
+/// `y = Σ_i w_i ⊙ x_i`, in one pass.
+#[inline(always)]
+fn weigh(y: &mut [f32], w: [&[f32]; USUAL], x: [&[f32]; USUAL]) {
+    let [w, x] = [w, x].map(|of| of.map(|row| &row[..y.len()]));
+    for c in 0..y.len() {
+        y[c] = (w[0][c] * x[0][c] + w[1][c] * x[1][c]) + (w[2][c] * x[2][c] + w[3][c] * x[3][c]);
     }
 }
 
@@ -127,14 +149,13 @@ impl SliceOp for Conv {
         Array { data: y, shape: inputs[0].shape.to_vec() }
     }
 
-    fn backward(&self, inputs: &[Slice<'_>], grad: &[f32]) -> Vec<Vec<f32>> {
+    fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
         let call = Call::new(self, inputs);
         let Call { channels, taps, .. } = call;
         let blocks = call.blocks();
         // dp = dy silu′(p), where p is worked out again.
-        let mut grad_p = Vec::new();
+        let mut grad_p = grad;
         if self.silu {
-            grad_p = grad.to_vec();
             cut(&mut grad_p, &blocks, channels).into_par_iter().zip(&blocks).for_each(
                 |(grad, (sequence, tokens))| {
                     let mut p = vec![0.0; channels];
@@ -153,8 +174,7 @@ impl SliceOp for Conv {
                 },
             );
         }
-        let grad_p: &[f32] = if self.silu { &grad_p } else { grad };
-        let mut grad_x = vec![0.0; grad.len()];
+        let mut grad_x = vec![0.0; grad_p.len()];
         cut(&mut grad_x, &blocks, channels).into_par_iter().zip(&blocks).for_each(
             |(grad_x, (sequence, tokens))| {
                 let end = self.offsets[sequence + 1];
@@ -162,6 +182,12 @@ impl SliceOp for Conv {
                     #[inline(always)]
                     || {
                         for (t, grad_x) in tokens.clone().zip(grad_x.chunks_exact_mut(channels)) {
+                            if taps == USUAL && t + USUAL - 1 < end {
+                                let mut later = rows(&grad_p[t * channels..], channels);
+                                later.reverse();
+                                weigh(grad_x, rows(&call.filters, channels), later);
+                                continue;
+                            }
                             for (tap, filter) in call.filters.chunks_exact(channels).enumerate() {
                                 let later = t + taps - 1 - tap;
                                 if later < end {

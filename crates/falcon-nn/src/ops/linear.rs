@@ -34,11 +34,11 @@ impl SliceOp for Linear {
     }
 
     /// `dx = dy W` and `dW = dyᵀ x`.
-    fn backward(&self, inputs: &[Slice<'_>], grad: &[f32]) -> Vec<Vec<f32>> {
+    fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
         let [x, weight] = inputs else { unreachable!("two inputs") };
         let (width, outputs) = (x.shape[1], weight.shape[0]);
         let (mut grad_x, mut grad_weight) = (vec![0.0; x.data.len()], vec![0.0; weight.data.len()]);
-        let grad = Mat::new(grad, outputs);
+        let grad = Mat::new(&grad, outputs);
         matmul_parallel(MatMut::new(&mut grad_x, width), 0.0, grad, Mat::new(weight.data, width));
         matmul_parallel(MatMut::new(&mut grad_weight, width), 0.0, grad.t(), Mat::new(x.data, width));
         vec![grad_x, grad_weight]

@@ -146,7 +146,7 @@ impl SliceOp for CrossEntropy {
         Array { data: vec![(parts.iter().sum::<f64>() / self.counted as f64) as f32], shape: vec![1] }
     }
 
-    fn backward(&self, inputs: &[Slice<'_>], grad: &[f32]) -> Vec<Vec<f32>> {
+    fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
         let (logits, vocabulary) = (inputs[0].data, inputs[0].shape[1]);
         let scale = grad[0] / self.counted as f32;
         let mut grads = vec![0.0; logits.len()];

@@ -1,15 +1,21 @@
 //! What the layers compute with: each operation once for the CPU and once in tensor operations.
 
 pub(crate) mod attention;
+mod blocks;
 mod bridge;
 pub(crate) mod conv;
 pub(crate) mod linear;
 pub(crate) mod loss;
+pub(crate) mod mlp;
 pub(crate) mod norm;
+pub(crate) mod project;
 pub(crate) mod rule;
 mod slices;
 pub(crate) mod swiglu;
 pub(crate) mod tensor;
+#[cfg(test)]
+mod testing;
+pub(crate) mod turn;
 
 use burn::backend::DispatchDevice;
 use burn::tensor::Device;

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use super::Engine;
+use super::blocks::{Room, by_blocks, rows};
 use super::bridge::{Array, Slice, SliceOp, run};
-use super::slices::{by_rows, dot, sum_by_rows, vectorised};
+use super::slices::{by_rows, dot, vectorised};
 
 /// What becomes 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,10 +32,13 @@ pub(crate) fn normalise<const D: usize>(
     eps: f64,
 ) -> Tensor<D> {
     match (engine, weight) {
-        (Engine::Kernels, None) => run(Arc::new(NormOp { norm, eps: eps as f32 }), [x.into_dispatch()]),
-        (Engine::Kernels, Some(weight)) => {
-            run(Arc::new(NormOp { norm, eps: eps as f32 }), [x.into_dispatch(), weight.into_dispatch()])
+        (Engine::Kernels, None) => {
+            run(Arc::new(NormOp(Normaliser { norm, eps: eps as f32 })), [x.into_dispatch()])
         }
+        (Engine::Kernels, Some(weight)) => run(
+            Arc::new(NormOp(Normaliser { norm, eps: eps as f32 })),
+            [x.into_dispatch(), weight.into_dispatch()],
+        ),
         (Engine::Tensors, weight) => {
             let square = x.clone().square();
             let energy = match norm {
@@ -50,13 +54,14 @@ pub(crate) fn normalise<const D: usize>(
     }
 }
 
-#[derive(Debug)]
-struct NormOp {
-    norm: Norm,
-    eps: f32,
+/// A norm, row by row.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Normaliser {
+    pub norm: Norm,
+    pub eps: f32,
 }
 
-impl NormOp {
+impl Normaliser {
     fn c(&self, width: usize) -> f32 {
         match self.norm {
             Norm::Rms => 1.0 / width as f32,
@@ -68,7 +73,62 @@ impl NormOp {
     fn scale(&self, x: &[f32]) -> f32 {
         (self.c(x.len()) * dot(x, x) + self.eps).sqrt().recip()
     }
+
+    /// `y` of rows of `width`.
+    pub fn forward(&self, x: &[f32], weight: Option<&[f32]>, width: usize, y: &mut [f32]) {
+        vectorised(
+            #[inline(always)]
+            || {
+                for (y, x) in y.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
+                    let r = self.scale(x);
+                    match weight {
+                        Some(w) => {
+                            for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
+                                *y = x * r * w;
+                            }
+                        }
+                        None => y.iter_mut().zip(x).for_each(|(y, x)| *y = x * r),
+                    }
+                }
+            },
+        );
+    }
+
+    /// Turns `dy` into `dx`, and adds to `dw`.
+    pub fn backward(&self, x: &[f32], weight: Option<(&[f32], &mut [f32])>, width: usize, grad: &mut [f32]) {
+        vectorised(
+            #[inline(always)]
+            || {
+                let rows = grad.chunks_exact_mut(width).zip(x.chunks_exact(width));
+                match weight {
+                    Some((w, grad_w)) => {
+                        for (grad, x) in rows {
+                            let r = self.scale(x);
+                            for (((g, x), w), dw) in grad.iter_mut().zip(x).zip(w).zip(&mut *grad_w) {
+                                *dw += *g * x * r;
+                                *g *= w;
+                            }
+                            self.through(r, x, grad);
+                        }
+                    }
+                    None => rows.for_each(|(grad, x)| self.through(self.scale(x), x, grad)),
+                }
+            },
+        );
+    }
+
+    /// `dx` in the place of `g`.
+    #[inline(always)]
+    fn through(&self, r: f32, x: &[f32], g: &mut [f32]) {
+        let along = r * r * self.c(x.len()) * dot(g, x);
+        for (g, x) in g.iter_mut().zip(x) {
+            *g = r * (*g - x * along);
+        }
+    }
 }
+
+#[derive(Debug)]
+struct NormOp(Normaliser);
 
 impl SliceOp for NormOp {
     fn forward(&self, inputs: &[Slice<'_>], _: bool) -> Array {
@@ -76,73 +136,20 @@ impl SliceOp for NormOp {
         let width = x.shape[x.shape.len() - 1];
         let mut y = vec![0.0; x.data.len()];
         by_rows(&mut y, width, |first, y| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    for (y, x) in y.chunks_exact_mut(width).zip(x.data[first * width..].chunks_exact(width)) {
-                        let r = self.scale(x);
-                        match weight {
-                            Some(w) => {
-                                for ((y, x), w) in y.iter_mut().zip(x).zip(w.data) {
-                                    *y = x * r * w;
-                                }
-                            }
-                            None => y.iter_mut().zip(x).for_each(|(y, x)| *y = x * r),
-                        }
-                    }
-                },
-            );
+            self.0.forward(&x.data[first * width..][..y.len()], weight.map(|w| w.data), width, y);
         });
         Array { data: y, shape: x.shape.to_vec() }
     }
 
-    fn backward(&self, inputs: &[Slice<'_>], grad: &[f32]) -> Vec<Vec<f32>> {
+    fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
         let (x, weight) = (&inputs[0], inputs.get(1));
         let width = x.shape[x.shape.len() - 1];
-        let c = self.c(width);
-        let mut grad_x = vec![0.0; x.data.len()];
-        by_rows(&mut grad_x, width, |first, grad_x| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    let rows =
-                        x.data[first * width..].chunks_exact(width).zip(grad[first * width..].chunks_exact(width));
-                    for (grad_x, (x, grad)) in grad_x.chunks_exact_mut(width).zip(rows) {
-                        let r = self.scale(x);
-                        // g, in its place.
-                        match weight {
-                            Some(w) => {
-                                for ((g, dy), w) in grad_x.iter_mut().zip(grad).zip(w.data) {
-                                    *g = dy * w;
-                                }
-                            }
-                            None => grad_x.copy_from_slice(grad),
-                        }
-                        let along = r * r * c * dot(grad_x, x);
-                        for (g, x) in grad_x.iter_mut().zip(x) {
-                            *g = r * (*g - x * along);
-                        }
-                    }
-                },
-            );
+        let mut grad_x = grad;
+        let room = Room { out: vec![&mut grad_x], scratch: [], sums: weight.map_or(0, |_| width) };
+        let (_, grad_weight) = by_blocks(x.data.len() / width, room, |mut block| {
+            let x = rows(x.data, width, &block.rows);
+            self.0.backward(x, weight.map(|w| (w.data, block.sums)), width, &mut *block.out[0]);
         });
-        let grad_weight = weight.map(|_| {
-            sum_by_rows(x.data.len() / width, width, |rows, sum| {
-                vectorised(
-                    #[inline(always)]
-                    || {
-                        let rows = rows.start * width..rows.end * width;
-                        let (x, grad) = (&x.data[rows.clone()], &grad[rows]);
-                        for (x, grad) in x.chunks_exact(width).zip(grad.chunks_exact(width)) {
-                            let r = self.scale(x);
-                            for ((sum, x), dy) in sum.iter_mut().zip(x).zip(grad) {
-                                *sum += dy * x * r;
-                            }
-                        }
-                    },
-                );
-            })
-        });
-        std::iter::once(grad_x).chain(grad_weight).collect()
+        std::iter::once(grad_x).chain(weight.map(|_| grad_weight)).collect()
     }
 }

@@ -166,12 +166,12 @@ impl SliceOp for RuleOp {
         Array { data: out, shape: inputs[2].shape.to_vec() }
     }
 
-    fn backward(&self, slices: &[Slice<'_>], grad: &[f32]) -> Vec<Vec<f32>> {
+    fn backward(&self, slices: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
         let Some(tape) = self.tape.get() else {
             return slices.iter().map(|slice| vec![f32::NAN; slice.data.len()]).collect();
         };
         let inputs = self.inputs(slices).expect("the forward pass accepted them");
-        let grads = tape.backward(&inputs, grad, None).expect("the forward pass accepted them");
+        let grads = tape.backward(&inputs, &grad, None).expect("the forward pass accepted them");
         let gates = [grads.gain, grads.decay].into_iter().filter(|grad| !grad.is_empty());
         [grads.q, grads.k, grads.v].into_iter().chain(gates).collect()
     }

@@ -39,34 +39,12 @@ pub(super) fn by_rows(out: &mut [f32], width: usize, f: impl Fn(usize, &mut [f32
     out.par_chunks_mut(ROWS * width).enumerate().for_each(|(block, out)| f(block * ROWS, out));
 }
 
-/// The sum of what `f` gives for every block of rows, a vector of `width`, always added in the same order.
-pub(super) fn sum_by_rows(
-    rows: usize,
-    width: usize,
-    f: impl Fn(std::ops::Range<usize>, &mut [f32]) + Sync,
-) -> Vec<f32> {
-    let blocks: Vec<_> = (0..rows).step_by(ROWS).map(|start| start..(start + ROWS).min(rows)).collect();
-    let parts: Vec<Vec<f32>> = blocks
-        .into_par_iter()
-        .map(|block| {
-            let mut part = vec![0.0; width];
-            f(block, &mut part);
-            part
-        })
-        .collect();
-    let mut sum = vec![0.0; width];
-    for part in parts {
-        for (sum, part) in sum.iter_mut().zip(part) {
-            *sum += part;
-        }
-    }
-    sum
-}
+/// Partial results that the compiler can keep in vector registers.
+const LANES: usize = 16;
 
 /// `Σ aᵢ bᵢ`, in lanes.
 #[inline(always)]
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    const LANES: usize = 16;
     let mut lanes = [0.0; LANES];
     let (a_blocks, a_rest) = a.as_chunks::<LANES>();
     let (b_blocks, b_rest) = b.as_chunks::<LANES>();
@@ -79,6 +57,33 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
         *lane += a * b;
     }
     lanes.iter().sum()
+}
+
+/// `Σ xᵢ`, in lanes.
+#[inline(always)]
+pub(super) fn sum(x: &[f32]) -> f32 {
+    fold(x, 0.0, |sum, x| sum + x)
+}
+
+/// The largest number; NaNs are passed over.
+#[inline(always)]
+pub(super) fn max(x: &[f32]) -> f32 {
+    fold(x, f32::NEG_INFINITY, |most, x| if x > most { x } else { most })
+}
+
+#[inline(always)]
+fn fold(x: &[f32], first: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = [first; LANES];
+    let (blocks, rest) = x.as_chunks::<LANES>();
+    for block in blocks {
+        for lane in 0..LANES {
+            lanes[lane] = f(lanes[lane], block[lane]);
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane = f(*lane, *x);
+    }
+    lanes.into_iter().fold(first, f)
 }
 
 #[cfg(test)]
@@ -98,21 +103,13 @@ mod tests {
     }
 
     #[test]
-    fn sums_do_not_depend_on_threads() {
-        let sum = |threads| {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            pool.install(|| {
-                sum_by_rows(1000, 3, |rows, part| {
-                    for row in rows {
-                        for (column, part) in part.iter_mut().enumerate() {
-                            *part += ((row * 7 + column) as f32).sin();
-                        }
-                    }
-                })
-            })
-        };
-        assert_eq!(sum(1), sum(3));
-        let expected: f32 = (0..1000).map(|row| ((row * 7) as f32).sin()).sum();
-        assert!((sum(2)[0] - expected).abs() < 1e-3);
+    fn folds_are_the_definitions() {
+        for len in [0, 1, 15, 16, 50] {
+            let x: Vec<f32> = (0..len).map(|i| ((i * 7 % 23) as f32) - 30.0).collect();
+            assert_eq!(sum(&x), x.iter().sum::<f32>());
+            assert_eq!(max(&x), x.iter().fold(f32::NEG_INFINITY, |a, b| a.max(*b)));
+        }
+        assert_eq!(max(&[1.0, f32::NAN, 3.0]), 3.0);
+        assert!(sum(&[1.0, f32::NAN]).is_nan());
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{Tensor, activation};
+use rayon::prelude::*;
 
 use super::Engine;
 use super::bridge::{Array, Slice, SliceOp, run};
@@ -19,6 +20,35 @@ pub(crate) fn swiglu(engine: Engine, a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     }
 }
 
+/// `h = silu(a) ⊙ b`.
+pub(super) fn forward(a: &[f32], b: &[f32], h: &mut [f32]) {
+    vectorised(
+        #[inline(always)]
+        || {
+            for ((h, a), b) in h.iter_mut().zip(a).zip(b) {
+                *h = a * sigmoid(*a) * b;
+            }
+        },
+    );
+}
+
+/// `da = dh b (σ + a σ (1 − σ))` and `db = dh a σ`; `h` itself takes the place of its gradient.
+pub(super) fn backward(a: &[f32], b: &[f32], h: &mut [f32], grad_a: &mut [f32], grad_b: &mut [f32]) {
+    vectorised(
+        #[inline(always)]
+        || {
+            let inputs = a.iter().zip(b);
+            for (((h, (a, b)), grad_a), grad_b) in h.iter_mut().zip(inputs).zip(grad_a).zip(grad_b) {
+                let s = sigmoid(*a);
+                let silu = a * s;
+                *grad_a = *h * b * (s + silu * (1.0 - s));
+                *grad_b = *h * silu;
+                *h = silu * b;
+            }
+        },
+    );
+}
+
 #[derive(Debug)]
 struct SwiGlu;
 
@@ -27,41 +57,22 @@ impl SliceOp for SwiGlu {
         let [a, b] = inputs else { unreachable!("two inputs") };
         let mut y = vec![0.0; a.data.len()];
         by_rows(&mut y, WIDTH, |first, y| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    let (a, b) = (&a.data[first * WIDTH..], &b.data[first * WIDTH..]);
-                    for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
-                        *y = a * sigmoid(*a) * b;
-                    }
-                },
-            );
+            let numbers = first * WIDTH..first * WIDTH + y.len();
+            forward(&a.data[numbers.clone()], &b.data[numbers], y);
         });
         Array { data: y, shape: a.shape.to_vec() }
     }
 
-    /// `da = dy b (σ + a σ (1 − σ))` and `db = dy a σ`.
-    fn backward(&self, inputs: &[Slice<'_>], grad: &[f32]) -> Vec<Vec<f32>> {
+    fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
         let [a, b] = inputs else { unreachable!("two inputs") };
-        let (mut grad_a, mut grad_b) = (vec![0.0; grad.len()], vec![0.0; grad.len()]);
+        let (mut grad_y, mut grad_a, mut grad_b) = (grad, vec![0.0; a.data.len()], vec![0.0; a.data.len()]);
         let size = ROWS * WIDTH;
-        use rayon::prelude::*;
-        grad_a.par_chunks_mut(size).zip(grad_b.par_chunks_mut(size)).enumerate().for_each(
-            |(block, (grad_a, grad_b))| {
-                vectorised(
-                    #[inline(always)]
-                    || {
-                        let start = block * size;
-                        let inputs = a.data[start..].iter().zip(&b.data[start..]).zip(&grad[start..]);
-                        for ((grad_a, grad_b), ((a, b), dy)) in grad_a.iter_mut().zip(grad_b).zip(inputs) {
-                            let s = sigmoid(*a);
-                            *grad_a = dy * b * s * (1.0 + a * (1.0 - s));
-                            *grad_b = dy * a * s;
-                        }
-                    },
-                );
-            },
-        );
+        let inputs = a.data.par_chunks(size).zip(b.data.par_chunks(size)).zip(grad_y.par_chunks_mut(size));
+        grad_a
+            .par_chunks_mut(size)
+            .zip(grad_b.par_chunks_mut(size))
+            .zip(inputs)
+            .for_each(|((grad_a, grad_b), ((a, b), grad))| backward(a, b, grad, grad_a, grad_b));
         vec![grad_a, grad_b]
     }
 }

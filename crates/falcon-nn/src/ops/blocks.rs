@@ -1,0 +1,210 @@
+//! Work on blocks of rows, each by one thread while it is in its cache, with sums over all rows that do not depend on the number of threads.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use falcon_kernels::mat::{Mat, MatMut, matmul, matmul_parallel};
+use rayon::prelude::*;
+
+use super::bridge::Slice;
+
+/// Rows of a block: enough that the matrices it meets are read from memory seldom, few enough that it stays in cache.
+const BLOCK: usize = 128;
+
+/// With fewer blocks, matrix products are what the threads share.
+const FEW: usize = 4;
+
+/// The most parts that rows are cut into: the most threads that can help.
+const PARTS: usize = 8;
+
+/// The most numbers that all parts together sum up in, if two can do with that.
+const SUMS: usize = 1 << 22;
+
+/// A block of rows, as one task sees it.
+pub(super) struct Block<'a, const S: usize> {
+    /// Which block.
+    pub index: usize,
+    /// Which rows.
+    pub rows: Range<usize>,
+    /// These rows of the arrays to write to.
+    pub out: Vec<&'a mut [f32]>,
+    /// Room for as many rows; what is in it is left from another block.
+    pub scratch: [&'a mut [f32]; S],
+    /// What is summed over blocks.
+    pub sums: &'a mut [f32],
+    /// `dst = dst · keep + a b`.
+    pub product: Product,
+}
+
+type Product = fn(MatMut<'_, f32>, f32, Mat<'_, f32>, Mat<'_, f32>);
+
+/// These rows of an array of rows of `width`.
+pub(super) fn rows<'a>(of: &'a [f32], width: usize, rows: &Range<usize>) -> &'a [f32] {
+    &of[rows.start * width..rows.end * width]
+}
+
+/// What blocks write to.
+pub(super) struct Room<'a, const S: usize> {
+    /// Arrays of all rows.
+    pub out: Vec<&'a mut [f32]>,
+    /// Widths of the scratch rows.
+    pub scratch: [usize; S],
+    /// How many sums there are.
+    pub sums: usize,
+}
+
+/// Calls `f` with every block of so many rows. Returns what it returns, in order, and the sums of what it adds up: over parts that depend on
+/// the sizes alone, then over these, in order.
+pub(super) fn by_blocks<T: Send, const S: usize>(
+    count: usize,
+    room: Room<'_, S>,
+    f: impl Fn(Block<'_, S>) -> T + Sync,
+) -> (Vec<T>, Vec<f32>) {
+    let Room { mut out, scratch: scratch_widths, sums } = room;
+    let widths: Vec<_> = out.iter().map(|out| out.len() / count.max(1)).collect();
+    let run = |part: Range<usize>, mut out: Vec<&mut [f32]>, size: usize, product: Product| {
+        let mut scratch = scratch_widths.map(|width| vec![0.0; size * width]);
+        let mut sum = vec![0.0; sums];
+        let blocks = part.clone().step_by(size).map(|start| {
+            let rows = start..(start + size).min(part.end);
+            let out = cut(&mut out, &widths, rows.len());
+            let mut widths = scratch_widths.into_iter();
+            let scratch = scratch.each_mut().map(|x| &mut x[..rows.len() * widths.next().expect("one each")]);
+            f(Block { index: start / size, rows, out, scratch, sums: &mut sum, product })
+        });
+        (blocks.collect::<Vec<_>>(), sum)
+    };
+    if !is_cut(count) {
+        return run(0..count, out, count.max(1), matmul_parallel);
+    }
+    let blocks = count.div_ceil(BLOCK);
+    let parts = blocks.min(PARTS).min((SUMS / sums.max(1)).max(2));
+    let bound = |part: usize| (part * blocks / parts * BLOCK).min(count);
+    let tasks: Vec<_> = (0..parts)
+        .map(|part| (bound(part)..bound(part + 1), cut(&mut out, &widths, bound(part + 1) - bound(part))))
+        .collect();
+    let done: Vec<_> = tasks.into_par_iter().map(|(part, out)| run(part, out, BLOCK, matmul)).collect();
+    let (results, sums): (Vec<_>, Vec<_>) = done.into_iter().unzip();
+    (results.into_iter().flatten().collect(), add_up(sums))
+}
+
+/// The sum of arrays, in their order.
+fn add_up(arrays: Vec<Vec<f32>>) -> Vec<f32> {
+    const CHUNK: usize = 1 << 13;
+    let mut arrays = arrays.into_iter();
+    let mut sum = arrays.next().expect("one at least");
+    let rest: Vec<_> = arrays.collect();
+    sum.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, sum)| {
+        for array in &rest {
+            sum.iter_mut().zip(&array[chunk * CHUNK..]).for_each(|(sum, x)| *sum += x);
+        }
+    });
+    sum
+}
+
+/// Whether so many rows are cut into blocks.
+fn is_cut(rows: usize) -> bool {
+    rows.div_ceil(BLOCK) >= FEW
+}
+
+/// Takes so many rows from the front of every array.
+fn cut<'a>(out: &mut [&'a mut [f32]], widths: &[usize], rows: usize) -> Vec<&'a mut [f32]> {
+    let fronts = out.iter_mut().zip(widths).map(|(out, width)| {
+        let (front, rest) = std::mem::take(out).split_at_mut(rows * width);
+        *out = rest;
+        front
+    });
+    fronts.collect()
+}
+
+/// A matrix `[out, in]` that blocks of rows are multiplied with, `y = x Wᵀ`.
+pub(super) struct Weight<'a> {
+    data: Cow<'a, [f32]>,
+    inputs: usize,
+    transposed: bool,
+}
+
+impl<'a> Weight<'a> {
+    /// For so many rows in all: products of blocks are fastest with the transpose, and many blocks share it.
+    pub fn new(weight: &Slice<'a>, rows: usize) -> Self {
+        let inputs = weight.shape[1];
+        let transposed = is_cut(rows);
+        let data = if transposed { transpose(weight.data, inputs).into() } else { weight.data.into() };
+        Self { data, inputs, transposed }
+    }
+
+    /// Rows of `W`.
+    pub fn outputs(&self) -> usize {
+        self.data.len() / self.inputs
+    }
+
+    /// `Wᵀ`, `[in, out]`.
+    pub fn t(&self) -> Mat<'_, f32> {
+        if self.transposed { Mat::new(&self.data, self.outputs()) } else { Mat::new(&self.data, self.inputs).t() }
+    }
+}
+
+/// `[rows, cols]` to `[cols, rows]`.
+pub(super) fn transpose(from: &[f32], cols: usize) -> Vec<f32> {
+    const TILE: usize = 16;
+    let rows = from.len() / cols;
+    let mut to = vec![0.0; from.len()];
+    for row in (0..rows).step_by(TILE) {
+        for (col, to) in to.chunks_exact_mut(rows).enumerate() {
+            for (to, from) in to[row..].iter_mut().take(TILE).zip(from[row * cols..].chunks_exact(cols)) {
+                *to = from[col];
+            }
+        }
+    }
+    to
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Copies rows and sums them up, in all the ways that rows are cut.
+    #[test]
+    fn every_row_is_met_once_whatever_the_threads() {
+        for count in [0, 1, BLOCK, FEW * BLOCK - BLOCK + 1, 37 * BLOCK + 5] {
+            let x: Vec<f32> = (0..3 * count).map(|i| (i as f32).sin()).collect();
+            let run = |threads| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                let mut y = vec![0.0; 3 * count];
+                let room = Room { out: vec![&mut y], scratch: [3], sums: 3 };
+                let (_, sum) = pool.install(|| {
+                    by_blocks(count, room, |mut block| {
+                        let ([y], [room]) = (&mut block.out[..], block.scratch) else { unreachable!("one array") };
+                        y.copy_from_slice(rows(&x, 3, &block.rows));
+                        room.copy_from_slice(y);
+                        for x in room.chunks_exact(3) {
+                            block.sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
+                        }
+                    })
+                });
+                (y, sum)
+            };
+            let (y, sum) = run(1);
+            assert_eq!(y, x);
+            assert_eq!(run(3), (y, sum.clone()));
+            for (i, sum) in sum.iter().enumerate() {
+                let expected: f64 = x.iter().skip(i).step_by(3).map(|x| f64::from(*x)).sum();
+                assert!((f64::from(*sum) - expected).abs() < 1e-3, "{count} rows");
+            }
+        }
+    }
+
+    #[test]
+    fn weights_are_read_the_same_either_way() {
+        let (inputs, outputs) = (19, 37);
+        let data: Vec<f32> = (0..inputs * outputs).map(|i| i as f32).collect();
+        let slice = Slice { data: &data, shape: &[outputs, inputs] };
+        let x: Vec<f32> = (0..2 * inputs).map(|i| (i % 5) as f32).collect();
+        let product = |weight: Weight<'_>| {
+            let mut y = vec![0.0; 2 * outputs];
+            matmul(MatMut::new(&mut y, outputs), 0.0, Mat::new(&x, inputs), weight.t());
+            y
+        };
+        assert_eq!(product(Weight::new(&slice, 1)), product(Weight::new(&slice, 10_000)));
+    }
+}

@@ -1,0 +1,265 @@
+//! Into a mixer and out of it: matrices that read the same normalised input, and the one that adds to the residual stream.
+//!
+//! ```text
+//! n = norm(x)    y_i = W_i n        dn = Σ_i W_iᵀ dy_i    dW_i = Σ dy_i nᵀ
+//! m = norm(r)    y = x + W m        dm = Wᵀ dy            dW = Σ dy mᵀ
+//! ```
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use falcon_kernels::mat::{Mat, MatMut};
+
+use super::Engine;
+use super::blocks::{Room, Weight, by_blocks, rows};
+use super::bridge::{Array, ManyOp, Slice, SliceOp, run, run_many};
+use super::norm::{Norm, Normaliser, normalise};
+
+/// An RMS norm: its weight, as wide as what it normalises, and its ε.
+pub(crate) type Rms = (Tensor<1>, f64);
+
+/// `[tokens, hidden]` by matrices `[width, hidden]` to `[tokens, width]` each.
+pub(crate) fn project(engine: Engine, x: Tensor<2>, norm: Option<Rms>, weights: Vec<Tensor<2>>) -> Vec<Tensor<2>> {
+    match engine {
+        Engine::Kernels => {
+            let op = Project { norm: norm.as_ref().map(normaliser), matrices: weights.len() };
+            let first = [Some(x.into_dispatch()), norm.map(|(weight, _)| weight.into_dispatch())];
+            let inputs = first.into_iter().flatten().chain(weights.into_iter().map(Tensor::into_dispatch));
+            run_many(Arc::new(op), inputs.collect()).into_iter().map(Tensor::from_dispatch).collect()
+        }
+        Engine::Tensors => {
+            let n = norm_rows(engine, x, norm);
+            weights.into_iter().map(|weight| n.clone().matmul(weight.transpose())).collect()
+        }
+    }
+}
+
+/// `x + W norm(read)` for `read` `[tokens, width]`, of which pieces as wide as the norm's weight are normalised.
+pub(crate) fn join(
+    engine: Engine,
+    read: Tensor<2>,
+    norm: Option<Rms>,
+    weight: Tensor<2>,
+    x: Option<Tensor<2>>,
+) -> Tensor<2> {
+    match engine {
+        Engine::Kernels => {
+            let op = Arc::new(Join { norm: norm.as_ref().map(normaliser) });
+            let (read, weight) = (read.into_dispatch(), weight.into_dispatch());
+            match (norm.map(|(weight, _)| weight.into_dispatch()), x.map(Tensor::into_dispatch)) {
+                (None, None) => run(op, [read, weight]),
+                (Some(norm), None) => run(op, [read, weight, norm]),
+                (None, Some(x)) => run(op, [read, weight, x]),
+                (Some(norm), Some(x)) => run(op, [read, weight, norm, x]),
+            }
+        }
+        Engine::Tensors => {
+            let y = norm_rows(engine, read, norm).matmul(weight.transpose());
+            match x {
+                Some(x) => x + y,
+                None => y,
+            }
+        }
+    }
+}
+
+fn normaliser((_, eps): &Rms) -> Normaliser {
+    Normaliser { norm: Norm::Rms, eps: *eps as f32 }
+}
+
+fn norm_rows(engine: Engine, x: Tensor<2>, norm: Option<Rms>) -> Tensor<2> {
+    let Some((weight, eps)) = norm else { return x };
+    let ([tokens, width], [piece]) = (x.dims(), weight.dims());
+    let x = x.reshape([tokens, width / piece, piece]);
+    normalise(engine, Norm::Rms, x, Some(weight), eps).reshape([tokens, width])
+}
+
+/// `n` of rows, in `room` if there is a norm.
+fn normed<'a>(norm: Option<(Normaliser, &[f32])>, x: &'a [f32], room: &'a mut [f32]) -> &'a [f32] {
+    match norm {
+        Some((norm, weight)) => {
+            norm.forward(x, Some(weight), weight.len(), room);
+            room
+        }
+        None => x,
+    }
+}
+
+/// Inputs: `x`, the norm's weight if there is one, the matrices.
+#[derive(Debug)]
+struct Project {
+    norm: Option<Normaliser>,
+    matrices: usize,
+}
+
+impl Project {
+    fn parts<'a>(
+        &self,
+        inputs: &'a [Slice<'a>],
+    ) -> (&'a Slice<'a>, Option<(Normaliser, &'a [f32])>, &'a [Slice<'a>]) {
+        let (x, rest) = inputs.split_first().expect("an input");
+        match self.norm {
+            Some(norm) => (x, Some((norm, rest[0].data)), &rest[1..]),
+            None => (x, None, rest),
+        }
+    }
+}
+
+impl ManyOp for Project {
+    fn outputs(&self) -> usize {
+        self.matrices
+    }
+
+    fn forward(&self, inputs: &[Slice<'_>], _: bool) -> Vec<Array> {
+        let (x, norm, matrices) = self.parts(inputs);
+        let [tokens, hidden] = [x.shape[0], x.shape[1]];
+        let weights: Vec<_> = matrices.iter().map(|weight| Weight::new(weight, tokens)).collect();
+        let mut outputs: Vec<_> = matrices.iter().map(|weight| vec![0.0; tokens * weight.shape[0]]).collect();
+        let room = Room { out: outputs.iter_mut().map(|y| &mut y[..]).collect(), scratch: [hidden], sums: 0 };
+        by_blocks(tokens, room, |block| {
+            let [room] = block.scratch;
+            let n = normed(norm, rows(x.data, hidden, &block.rows), room);
+            for (y, weight) in block.out.into_iter().zip(&weights) {
+                (block.product)(MatMut::new(y, weight.outputs()), 0.0, Mat::new(n, hidden), weight.t());
+            }
+        });
+        let arrays = outputs.into_iter().zip(matrices);
+        arrays.map(|(data, weight)| Array { data, shape: vec![tokens, weight.shape[0]] }).collect()
+    }
+
+    fn backward(&self, inputs: &[Slice<'_>], grads: Vec<Option<Vec<f32>>>) -> Vec<Vec<f32>> {
+        let (x, norm, matrices) = self.parts(inputs);
+        let [tokens, hidden] = [x.shape[0], x.shape[1]];
+        let norms = norm.map_or(0, |_| hidden);
+        let sizes = matrices.iter().map(|weight| weight.data.len());
+        let mut grad_x = vec![0.0; x.data.len()];
+        let room = Room { out: vec![&mut grad_x], scratch: [hidden], sums: norms + sizes.clone().sum::<usize>() };
+        let (_, mut sums) = by_blocks(tokens, room, |mut block| {
+            let ([room], grad_n, product) = (block.scratch, &mut *block.out[0], block.product);
+            let x = rows(x.data, hidden, &block.rows);
+            let n = normed(norm, x, room);
+            let (grad_norm, mut rest) = block.sums.split_at_mut(norms);
+            let mut keep = 0.0;
+            for (weight, grad) in matrices.iter().zip(&grads) {
+                let (grad_weight, after) = std::mem::take(&mut rest).split_at_mut(weight.data.len());
+                rest = after;
+                let Some(grad) = grad else { continue };
+                let width = weight.shape[0];
+                let grad = Mat::new(rows(grad, width, &block.rows), width);
+                product(MatMut::new(grad_n, hidden), keep, grad, Mat::new(weight.data, hidden));
+                product(MatMut::new(grad_weight, hidden), 1.0, grad.t(), Mat::new(n, hidden));
+                keep = 1.0;
+            }
+            if let Some((norm, weight)) = norm {
+                norm.backward(x, Some((weight, grad_norm)), hidden, grad_n);
+            }
+        });
+        let mut found: Vec<Vec<f32>> = Vec::new();
+        for size in sizes.rev() {
+            found.push(sums.split_off(sums.len() - size));
+        }
+        found.extend(norm.map(|_| sums));
+        found.push(grad_x);
+        found.reverse();
+        found
+    }
+}
+
+/// Inputs: what was read, the matrix, the norm's weight if there is one, the residual stream if it is added to.
+#[derive(Debug)]
+struct Join {
+    norm: Option<Normaliser>,
+}
+
+impl Join {
+    fn norm<'a>(&self, inputs: &[Slice<'a>]) -> Option<(Normaliser, &'a [f32])> {
+        self.norm.map(|norm| (norm, inputs[2].data))
+    }
+
+    fn residual<'a, 'b>(&self, inputs: &'b [Slice<'a>]) -> Option<&'b Slice<'a>> {
+        inputs.get(2 + usize::from(self.norm.is_some()))
+    }
+}
+
+impl SliceOp for Join {
+    fn forward(&self, inputs: &[Slice<'_>], _: bool) -> Array {
+        let (read, norm, residual) = (&inputs[0], self.norm(inputs), self.residual(inputs));
+        let ([tokens, width], hidden) = ([read.shape[0], read.shape[1]], inputs[1].shape[0]);
+        let weight = Weight::new(&inputs[1], tokens);
+        let (mut y, keep) = match residual {
+            Some(x) => (x.data.to_vec(), 1.0),
+            None => (vec![0.0; tokens * hidden], 0.0),
+        };
+        by_blocks(tokens, Room { out: vec![&mut y], scratch: [width], sums: 0 }, |mut block| {
+            let [room] = block.scratch;
+            let m = normed(norm, rows(read.data, width, &block.rows), room);
+            (block.product)(MatMut::new(&mut *block.out[0], hidden), keep, Mat::new(m, width), weight.t());
+        });
+        Array { data: y, shape: vec![tokens, hidden] }
+    }
+
+    fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
+        let (read, weight, norm) = (&inputs[0], &inputs[1], self.norm(inputs));
+        let ([tokens, width], hidden) = ([read.shape[0], read.shape[1]], weight.shape[0]);
+        let mut grad_read = vec![0.0; read.data.len()];
+        let sums = weight.data.len() + norm.map_or(0, |(_, weight)| weight.len());
+        let room = Room { out: vec![&mut grad_read], scratch: [width], sums };
+        let (_, mut sums) = by_blocks(tokens, room, |mut block| {
+            let ([room], grad_read, product) = (block.scratch, &mut *block.out[0], block.product);
+            let read = rows(read.data, width, &block.rows);
+            let grad = Mat::new(rows(&grad, hidden, &block.rows), hidden);
+            let m = normed(norm, read, room);
+            let (grad_weight, grad_norm) = block.sums.split_at_mut(weight.data.len());
+            product(MatMut::new(grad_read, width), 0.0, grad, Mat::new(weight.data, width));
+            product(MatMut::new(grad_weight, width), 1.0, grad.t(), Mat::new(m, width));
+            if let Some((norm, weight)) = norm {
+                norm.backward(read, Some((weight, grad_norm)), weight.len(), grad_read);
+            }
+        });
+        let grad_norm = sums.split_off(weight.data.len());
+        let rest = [norm.map(|_| grad_norm), self.residual(inputs).map(|_| grad)];
+        [grad_read, sums].into_iter().chain(rest.into_iter().flatten()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::compare;
+
+    #[test]
+    fn projections_are_their_tensor_operations() {
+        let hidden = 24;
+        for (tokens, normed) in [(1, true), (5, false), (700, true), (515, false)] {
+            let shapes = [vec![tokens, hidden], vec![hidden], vec![40, hidden], vec![3, hidden], vec![8, hidden]];
+            compare(&shapes, |engine, inputs| {
+                let x = inputs[0].clone().reshape([tokens, hidden]);
+                let norm = normed.then(|| (inputs[1].clone(), 1e-6));
+                let weights = inputs[2..].iter().zip(&shapes[2..]);
+                let weights = weights.map(|(weight, shape)| weight.clone().reshape([shape[0], shape[1]]));
+                let mut outputs = project(engine, x, norm, weights.collect());
+                // Nothing may depend on one of them.
+                outputs.remove(1);
+                outputs.into_iter().map(|y| y.flatten(0, 1)).collect()
+            });
+        }
+    }
+
+    #[test]
+    fn joining_is_its_tensor_operations() {
+        let (heads, piece, hidden) = (3, 8, 20);
+        for (tokens, normed, added) in
+            [(1, true, true), (5, false, true), (700, true, true), (515, true, false), (6, false, false)]
+        {
+            let shapes =
+                [vec![tokens, heads * piece], vec![hidden, heads * piece], vec![piece], vec![tokens, hidden]];
+            compare(&shapes, |engine, inputs| {
+                let read = inputs[0].clone().reshape([tokens, heads * piece]);
+                let weight = inputs[1].clone().reshape([hidden, heads * piece]);
+                let norm = normed.then(|| (inputs[2].clone(), 1e-6));
+                let x = added.then(|| inputs[3].clone().reshape([tokens, hidden]));
+                vec![join(engine, read, norm, weight, x).flatten(0, 1)]
+            });
+        }
+    }
+}
