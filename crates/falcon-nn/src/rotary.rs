@@ -13,8 +13,8 @@ use crate::sequences::Sequences;
 pub(crate) enum Rotary {
     /// For [`Engine::Kernels`].
     Kernels(Arc<Angles>),
-    /// For [`Engine::Tensors`], `[tokens, 1, dim / 2]` each.
-    Tensors { cos: Tensor<3>, sin: Tensor<3> },
+    /// For [`Engine::Tensors`], cosines and sines, `[tokens, 1, dim / 2]` each.
+    Tensors(Box<[Tensor<3>; 2]>),
 }
 
 impl Rotary {
@@ -38,7 +38,7 @@ impl Rotary {
             Engine::Tensors => {
                 let tensor =
                     |data| Tensor::from_data(TensorData::new(data, [sequences.tokens(), 1, half]), device);
-                Self::Tensors { cos: tensor(cos), sin: tensor(sin) }
+                Self::Tensors(Box::new([cos, sin].map(tensor)))
             }
         }
     }
@@ -47,7 +47,7 @@ impl Rotary {
     pub fn turn(&self, x: Tensor<3>, scale: f64) -> Tensor<3> {
         let (cos, sin) = match self {
             Self::Kernels(angles) => return turn(x, angles.clone(), scale),
-            Self::Tensors { cos, sin } => (cos.clone(), sin.clone()),
+            Self::Tensors(tensors) => (tensors[0].clone(), tensors[1].clone()),
         };
         let [tokens, heads, dim] = x.dims();
         let half = dim / 2;

@@ -74,8 +74,11 @@ fn norm_rows(engine: Engine, x: Tensor<2>, norm: Option<Rms>) -> Tensor<2> {
     normalise(engine, Norm::Rms, x, Some(weight), eps).reshape([tokens, width])
 }
 
+/// A norm and its weight.
+type Weighted<'a> = (Normaliser, &'a [f32]);
+
 /// `n` of rows, in `room` if there is a norm.
-fn normed<'a>(norm: Option<(Normaliser, &[f32])>, x: &'a [f32], room: &'a mut [f32]) -> &'a [f32] {
+fn normed<'a>(norm: Option<Weighted<'_>>, x: &'a [f32], room: &'a mut [f32]) -> &'a [f32] {
     match norm {
         Some((norm, weight)) => {
             norm.forward(x, Some(weight), weight.len(), room);
@@ -93,10 +96,7 @@ struct Project {
 }
 
 impl Project {
-    fn parts<'a>(
-        &self,
-        inputs: &'a [Slice<'a>],
-    ) -> (&'a Slice<'a>, Option<(Normaliser, &'a [f32])>, &'a [Slice<'a>]) {
+    fn parts<'a>(&self, inputs: &'a [Slice<'a>]) -> (&'a Slice<'a>, Option<Weighted<'a>>, &'a [Slice<'a>]) {
         let (x, rest) = inputs.split_first().expect("an input");
         match self.norm {
             Some(norm) => (x, Some((norm, rest[0].data)), &rest[1..]),
@@ -172,7 +172,7 @@ struct Join {
 }
 
 impl Join {
-    fn norm<'a>(&self, inputs: &[Slice<'a>]) -> Option<(Normaliser, &'a [f32])> {
+    fn norm<'a>(&self, inputs: &[Slice<'a>]) -> Option<Weighted<'a>> {
         self.norm.map(|norm| (norm, inputs[2].data))
     }
 
