@@ -9,9 +9,10 @@ use falcon_cli::args::{Cli, Command, ScanArgs};
 use falcon_cli::bench;
 use falcon_cli::memory;
 use falcon_cli::progress::with_spinner;
+use falcon_cli::report::{self, ReportCommandError};
+use falcon_cli::reproduce::{self, ReproduceError};
 use falcon_cli::scan::{self, Options, Report, ScanError};
-use falcon_cli::train;
-use falcon_cli::{report, reproduce};
+use falcon_cli::train::{self, TrainCommandError};
 use falcon_lm::train::Outcome;
 
 /// Bad input or an output that cannot be written; clap uses the same for bad arguments.
@@ -25,15 +26,18 @@ fn main() -> ExitCode {
         Command::Reproduce(args) => match reproduce::run(&args) {
             Ok(Outcome::Interrupted) => ExitCode::from(INTERRUPTED),
             Ok(Outcome::Finished) => ExitCode::SUCCESS,
+            Err(ReproduceError::Output(error)) if is_closed(&error) => ExitCode::SUCCESS,
             Err(error) => fail(error),
         },
         Command::Train(args) => match train::run(&args) {
             Ok(Some(Outcome::Interrupted)) => ExitCode::from(INTERRUPTED),
             Ok(_) => ExitCode::SUCCESS,
+            Err(TrainCommandError::Output(error)) if is_closed(&error) => ExitCode::SUCCESS,
             Err(error) => fail(error),
         },
         Command::Report(args) => match report::run(&args) {
             Ok(()) => ExitCode::SUCCESS,
+            Err(ReportCommandError::Output(error)) if is_closed(&error) => ExitCode::SUCCESS,
             Err(error) => fail(error),
         },
         Command::Scan(args) => match scan(&args) {
@@ -50,6 +54,11 @@ fn main() -> ExitCode {
             Err(error) => fail(error),
         },
     }
+}
+
+/// Whether the reader of stdout has seen enough, which is no failure.
+fn is_closed(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::BrokenPipe
 }
 
 fn fail(error: impl Display) -> ExitCode {
@@ -69,7 +78,7 @@ fn print(args: &ScanArgs, report: &Report) -> ExitCode {
     match line.and_then(|line| writeln!(io::stdout(), "{line}")) {
         Ok(()) => ExitCode::SUCCESS,
         // The reader has seen enough; the file is written.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) if is_closed(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(io::stderr(), "error: the output is written, but stdout is not: {error}");
             ExitCode::from(FAILURE)

@@ -1,9 +1,10 @@
 //! `falcon report`: runs side by side, as a page.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
+use falcon_lm::config::RUN_FILE;
 use falcon_lm::report::{ReportError, RunRecord, page};
 use falcon_nn::write_file;
 use serde_json::json;
@@ -13,7 +14,7 @@ use thiserror::Error;
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct ReportArgs {
-    /// Folders of runs, as `falcon train` writes them. They may still be going on.
+    /// Folders of runs, as `falcon train` writes them, or folders that hold such. They may still be going on.
     #[arg(value_name = "RUN", required = true)]
     pub runs: Vec<PathBuf>,
 
@@ -51,16 +52,32 @@ pub enum ReportCommandError {
     Output(#[from] io::Error),
 }
 
+/// The run in a folder or, as an experiment leaves them, the runs in the folders in it.
+fn read(folder: &Path) -> Result<Vec<RunRecord>, ReportError> {
+    let none = match RunRecord::read(folder) {
+        Err(none @ ReportError::NotARun { .. }) => none,
+        run => return Ok(vec![run?]),
+    };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut inside: Vec<PathBuf> =
+        entries.map(|entry| entry.path()).filter(|path| path.join(RUN_FILE).exists()).collect();
+    inside.sort();
+    if inside.is_empty() { Err(none) } else { inside.iter().map(|path| RunRecord::read(path)).collect() }
+}
+
 /// Writes the page, and prints where it is.
 pub fn run(args: &ReportArgs) -> Result<(), ReportCommandError> {
-    let runs: Vec<RunRecord> = args.runs.iter().map(|folder| RunRecord::read(folder)).collect::<Result<_, _>>()?;
+    let mut runs = Vec::new();
+    for folder in &args.runs {
+        runs.extend(read(folder)?);
+    }
     let path = &args.output;
     write_file(path, page(&runs).as_bytes())
         .map_err(|error| ReportCommandError::Page { path: path.clone(), error })?;
     let mut out = io::stdout().lock();
     if args.json {
         let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
-        writeln!(out, "{}", json!({ "page": path, "runs": names }))?;
+        writeln!(out, "{}", json!({ "page": path.display().to_string(), "runs": names }))?;
     } else {
         let runs = match runs.len() {
             1 => "1 run".to_string(),

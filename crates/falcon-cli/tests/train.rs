@@ -106,6 +106,7 @@ fn a_run_ends_with_a_model_and_its_records() {
     assert!(report(&[&run, &run]).status.success());
     let html = fs::read_to_string(&page).unwrap();
     assert!(html.matches("<path").count() > 10 && html.contains("falcon-3a.3") && !html.contains("NaN"));
+    assert!(report(&[folder.path()]).status.success(), "a folder that holds runs");
     let nothing = report(&[&folder.path().join("none")]);
     assert!(said(&nothing).contains("none: not a run"), "{}", said(&nothing));
     // The same again has nothing to do, another configuration is refused, and the folder alone is enough.
@@ -123,19 +124,22 @@ fn kills_leave_no_trace() {
     let whole = folder.path().join("whole");
     summary(&train(&whole, &[]));
     let expected = result(&whole);
-    let (mut kills, mut inside, mut seed, mut round) = (0, 0, 1, 0);
-    while kills < 50 {
+    let (mut kills, mut inside, mut seed, mut round, mut patience) = (0, 0, 1, 0, 120);
+    while kills < 50 || inside == 0 {
+        assert!(kills < 2000, "none of {kills} kills fell into the writing of a checkpoint");
         round += 1;
         let run = folder.path().join(format!("killed-{round}"));
         loop {
             let mut process = command(&run, &[]).spawn().unwrap();
-            pause(&mut seed, 120);
+            pause(&mut seed, patience);
             if process.try_wait().unwrap().is_some() {
                 break;
             }
             process.kill().unwrap();
             process.wait().unwrap();
             kills += 1;
+            // On a machine so slow that no attempt comes to a step, the run would never end.
+            patience += 1;
             let entries = fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
             let mut names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
             inside += usize::from(names.any(|name| name.starts_with('.')));
@@ -143,7 +147,6 @@ fn kills_leave_no_trace() {
         summary(&train(&run, &[]));
         assert_eq!(result(&run), expected, "round {round}, {kills} kills");
     }
-    assert!(inside > 0, "none of {kills} kills fell into the writing of a checkpoint");
 }
 
 #[test]
@@ -172,9 +175,10 @@ fn an_interrupt_saves() {
     let folder = TempDir::new().unwrap();
     let run = folder.path().join("run");
     let more = ["--set", "train.steps=100000", "--set", "train.save_every=100000"];
-    let process = command(&run, &more).spawn().unwrap();
+    let mut process = command(&run, &more).spawn().unwrap();
     let metrics = run.join("metrics.jsonl");
-    while read_metrics(&metrics).is_ok_and(|records| records.len() < 5) || !metrics.exists() {
+    while !read_metrics(&metrics).is_ok_and(|records| records.len() >= 5) {
+        assert!(process.try_wait().unwrap().is_none(), "it ended by itself");
         std::thread::sleep(Duration::from_millis(5));
     }
     // While it goes, no one else may write there.
@@ -219,8 +223,11 @@ fn a_damaged_checkpoint_is_passed_over() {
     for step in checkpoint_steps(&run).unwrap() {
         fs::remove_file(run.join(format!("checkpoints/step-{step:06}/SHA256SUMS"))).unwrap();
     }
-    let ran = train(&run, &[]);
-    assert!(!ran.status.success() && said(&ran).contains("none of its checkpoints is whole"), "{}", said(&ran));
+    for _ in 0..2 {
+        let ran = train(&run, &[]);
+        assert!(!ran.status.success(), "{}", said(&ran));
+        assert!(said(&ran).contains("none of its checkpoints can be used"), "{}", said(&ran));
+    }
 }
 
 #[test]
@@ -244,7 +251,11 @@ fn a_bad_loss_names_the_step_and_the_tensor() {
         ["--set", "train.lr=3", "--set", "train.warmup=0", "--set", "train.spike=1.5", "--set", "train.steps=400"];
     let ran = train(&run, &more);
     let said = self::said(&ran);
-    assert!(said.contains("the loss jumped to") && said.contains("grown out of measure is"), "{said}");
+    assert!(
+        said.contains("the loss jumped to")
+            && (said.contains("grown out of measure is") || said.contains("has grown most is")),
+        "{said}"
+    );
 }
 
 #[cfg(unix)]
@@ -272,7 +283,7 @@ fn a_disk_that_is_full_loses_nothing() {
     let fresh = folder.path().join("fresh");
     let ran = limited(&fresh);
     assert!(
-        said(&ran).contains("cannot be written") && said(&ran).contains("no checkpoint yet"),
+        said(&ran).contains("cannot be written") && said(&ran).contains("there is no checkpoint yet"),
         "{}",
         said(&ran)
     );

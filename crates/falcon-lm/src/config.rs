@@ -117,6 +117,7 @@ impl Layer {
     fn text(from: &str, text: &str) -> Result<Self, RunConfigError> {
         let toml = |error: String| RunConfigError::Toml { from: from.into(), error };
         let table: toml::Table = toml::from_str(text).map_err(|error| toml(error.to_string()))?;
+        finite(&toml::Value::Table(table.clone()), "").map_err(toml)?;
         match serde_json::to_value(table).map_err(|error| toml(error.to_string()))? {
             Value::Object(values) => Ok(Self { from: from.into(), values }),
             _ => unreachable!("a table is an object"),
@@ -131,10 +132,32 @@ impl Layer {
             let error = "give it as section.key=value, such as train.lr=3e-4".into();
             return Err(RunConfigError::Toml { from, error });
         };
-        let parsed = toml::from_str::<Map<String, Value>>(&format!("value = {value}")).ok();
-        let value =
-            parsed.and_then(|mut table| table.remove("value")).unwrap_or_else(|| Value::from(value.trim()));
+        let parsed = toml::from_str::<toml::Table>(&format!("value = {value}")).ok();
+        let value = match parsed.and_then(|mut table| table.remove("value")) {
+            // A date is text here.
+            None | Some(toml::Value::Datetime(_)) => Value::from(value.trim()),
+            Some(parsed) => {
+                finite(&parsed, "").map_err(|error| RunConfigError::Toml { from: from.clone(), error })?;
+                serde_json::to_value(parsed).expect("plain data")
+            }
+        };
         Ok(Self { from, ..Self::of(section, key, value) })
+    }
+
+    /// Whether it has a key.
+    pub(crate) fn has(&self, section: &str, key: &str) -> bool {
+        self.values.get(section).is_some_and(|values| values.get(key).is_some())
+    }
+
+    /// The error that a key of it does not do, because it is `what`.
+    pub(crate) fn refused(&self, section: &str, key: &str, what: &str) -> RunConfigError {
+        let value = self.values.get(section).and_then(|values| values.get(key));
+        RunConfigError::Value {
+            from: self.from.clone(),
+            key: format!("{section}.{key}"),
+            value: value.map_or_else(String::new, Value::to_string),
+            error: format!("this is {what}"),
+        }
     }
 
     /// One key.
@@ -151,8 +174,29 @@ fn last<'a>(layers: &'a [Layer], section: &str, key: &str) -> Option<&'a Value> 
 }
 
 /// The same for a name.
-fn name<'a>(layers: &'a [Layer], section: &str, key: &str, default: &'a str) -> &'a str {
-    last(layers, section, key).and_then(Value::as_str).unwrap_or(default)
+fn name<'a>(layers: &'a [Layer], section: &str, key: &str, default: &'a str) -> Result<&'a str, RunConfigError> {
+    match last(layers, section, key) {
+        None => Ok(default),
+        Some(Value::String(name)) => Ok(name),
+        Some(_) => {
+            let layer = layers.iter().rev().find(|layer| layer.has(section, key)).expect("it was found there");
+            Err(layer.refused(section, key, "a name: put it in quotes"))
+        }
+    }
+}
+
+/// Refuses numbers that are none: JSON, through which values go, would make them null.
+fn finite(value: &toml::Value, key: &str) -> Result<(), String> {
+    match value {
+        toml::Value::Float(number) if !number.is_finite() => {
+            Err(format!("{key}{number} is no number to compute with"))
+        }
+        toml::Value::Table(table) => {
+            table.iter().try_for_each(|(name, value)| finite(value, &format!("{name} = ")))
+        }
+        toml::Value::Array(values) => values.iter().try_for_each(|value| finite(value, key)),
+        _ => Ok(()),
+    }
 }
 
 /// Sections of a file.
@@ -176,7 +220,7 @@ impl RunConfig {
                 }
             }
         }
-        let task_name = name(layers, "task", "name", TASKS[0]);
+        let task_name = name(layers, "task", "name", TASKS[0])?;
         let Some(task) = TaskConfig::preset(task_name) else {
             let hint = nearest(task_name, TASKS);
             return Err(RunConfigError::Name { what: "task", got: task_name.into(), hint });
@@ -186,8 +230,8 @@ impl RunConfig {
         let train: TrainConfig = overlay("train", recipe(&task, layers), &[], layers)?;
         train.validate()?;
 
-        let preset = name(layers, "model", "preset", "falcon-3a.3").to_string();
-        let size = name(layers, "model", "size", "tiny").to_string();
+        let preset = name(layers, "model", "preset", "falcon-3a.3")?.to_string();
+        let size = name(layers, "model", "size", "tiny")?.to_string();
         let model = overlay("model", base(&preset, &size, &task, layers)?, &["preset", "size"], layers)?;
         model.validate()?;
         if model.vocab_size != task.vocab_size() {
@@ -365,6 +409,11 @@ mod tests {
         assert!(said("", &["train.steps=many"]).contains("train.steps = \"many\": invalid type: string"));
         assert!(said("", &["train.steps=-5"]).contains("train.steps = -5"));
         assert!(said("", &["train.lr=-5"]).contains("lr must be above 0, got -5"));
+        assert!(said("", &["train.lr=nan"]).contains("NaN is no number to compute with"));
+        assert!(said("[train]\nlr = inf", &[]).contains("lr = inf is no number"));
+        assert!(said("", &["model.size=340"]).contains("this is a name"));
+        assert!(said("", &["train.steps=9223372036854775808"]).contains("train.steps"));
+        assert!(said("", &["train.batch=9000000000"]).contains("train.batch must be from 1 to"));
         assert!(said("", &["lr=-5"]).contains("section.key=value"));
         assert!(said("", &["model.preset=falcon-4"]).contains("did you mean"));
         assert!(said("", &["model.size=huge"]).contains("tiny"));
@@ -374,6 +423,6 @@ mod tests {
         assert!(said("", &["model.hidden_size=30"]).contains("multiple of the 4 heads"));
         assert!(said("[train\nlr = 1", &[]).contains("run.toml"));
         assert!(said("", &["task.name=text"]).contains("--set task.train="));
-        assert!(said("", &["train.batch=0"]).contains("train.batch must be at least 1"));
+        assert!(said("", &["train.batch=0"]).contains("train.batch must be from 1 to"));
     }
 }

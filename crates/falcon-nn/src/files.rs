@@ -281,10 +281,14 @@ fn serialise(arrays: &NamedArrays) -> Vec<u8> {
     safetensors::serialize(views, None).expect("names and views are valid")
 }
 
+/// How names begin of what is not yet in its place.
+pub const ASIDE: &str = ".aside-";
+
 /// Writes a file beside its place, to the disk, and moves it there: whatever happens, the old file or the new one is in its place.
 pub fn write_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
+    builder.prefix(ASIDE);
     // As any new file, subject to the umask; temporary files are private otherwise.
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));

@@ -24,7 +24,7 @@
 //!
 //! # A model
 //!
-//! [`ModelConfig::preset`] knows the models of the paper and those they are compared with ([`PRESETS`]), in four sizes ([`SIZES`]).
+//! [`ModelConfig::preset`] knows the models of the paper and those they are compared with ([`PRESETS`]), in five sizes ([`SIZES`]).
 //! Every option of a preset is a field of its configuration; [`Model::save`] and [`Model::load`] keep it as `config.json` beside
 //! `model.safetensors`.
 //!
@@ -63,7 +63,7 @@ pub use config::{
     Activation, ConfigError, DecayGate, FeatureMap, GainGate, MixerConfig, ModelConfig, OutputGate, OutputNorm,
     QkNorm, nearest,
 };
-pub use files::{CONFIG_FILE, FileError, NamedArrays, WEIGHTS_FILE, read_arrays, write_arrays, write_file};
+pub use files::{ASIDE, CONFIG_FILE, FileError, NamedArrays, WEIGHTS_FILE, read_arrays, write_arrays, write_file};
 pub use init::Init;
 pub use mixer::{Mixer, MixerState};
 pub use model::{Block, Model, ModelState};

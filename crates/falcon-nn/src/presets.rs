@@ -27,7 +27,7 @@ pub const PRESETS: [&str; 14] = [
 ];
 
 /// Names of all sizes.
-pub const SIZES: [&str; 4] = ["tiny", "small", "130m", "340m"];
+pub const SIZES: [&str; 5] = ["micro", "tiny", "small", "130m", "340m"];
 
 /// What a size means before a preset adapts it.
 struct Size {
@@ -46,6 +46,7 @@ struct Size {
 
 fn size(name: &str) -> Result<Size, ConfigError> {
     Ok(match name {
+        "micro" => Size { hidden: 128, layers: 2, heads: 4, intermediate: 352, wider: 352, gated: 320, alone: 3 },
         "tiny" => Size { hidden: 128, layers: 4, heads: 4, intermediate: 352, wider: 352, gated: 320, alone: 7 },
         "small" => Size { hidden: 320, layers: 8, heads: 5, intermediate: 768, wider: 768, gated: 672, alone: 12 },
         "130m" => {

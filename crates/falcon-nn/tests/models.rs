@@ -333,6 +333,7 @@ fn sizes_have_the_parameters_they_promise() {
         let counted: usize = model.parameters().iter().map(|p| p.shape.iter().product::<usize>()).sum();
         assert_eq!(counted, tiny.parameter_count(), "{name}");
         for (size, vocabulary, expected, within) in [
+            ("micro", 12, 410e3, 0.03),
             ("tiny", 256, 1.0e6, 0.2),
             ("small", 4096, 10.0e6, 0.1),
             ("130m", gpt2, if name == "transformer" { 124.0e6 } else { 130.0e6 }, 0.02),
@@ -359,7 +360,7 @@ fn seeds_make_parameters() {
 fn presets_say_what_they_do_not_know() {
     let said = |name, size| ModelConfig::preset(name, size, 9).unwrap_err().to_string();
     assert_eq!(said("falcon-1a.4", "tiny"), "unknown preset \"falcon-1a.4\"; did you mean \"falcon-1a.1\"?");
-    assert!(said("transformer", "huge").contains("known are tiny, small, 130m, 340m"));
+    assert!(said("transformer", "huge").contains("known are micro, tiny, small, 130m, 340m"));
 }
 
 #[test]

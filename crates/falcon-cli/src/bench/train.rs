@@ -78,7 +78,6 @@ impl Peer {
         let mut process = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
             .spawn()
             .map_err(|error| child(format!("{} cannot be started: {error}", python.display())))?;
         let requests = process.stdin.take().expect("piped");
@@ -99,7 +98,9 @@ impl Peer {
     }
 
     fn run(&mut self) -> Result<f64, BenchError> {
-        self.requests.write_all(b"\n")?;
+        // A closed pipe is no reader that has seen enough: it is a peer that is gone.
+        let gone = |error| BenchError::Child { reason: format!("for PyTorch is gone: {error}") };
+        self.requests.write_all(b"\n").map_err(gone)?;
         let line = self.answer()?;
         line.trim().parse().map_err(|_| BenchError::Child { reason: format!("for PyTorch said {line:?}") })
     }
@@ -126,7 +127,9 @@ pub(super) fn run(args: &TrainBenchArgs) -> Result<Table, BenchError> {
     let _ = rayon::ThreadPoolBuilder::new().num_threads(args.threads()).build_global();
     let mut steps = Vec::new();
     for name in &args.models {
-        let config = ModelConfig { intermediate_size: 352, ..ModelConfig::preset(name, "tiny", VOCABULARY)? };
+        let mut config = ModelConfig::preset(name, "tiny", VOCABULARY)?;
+        // As the peer has it, whatever makes parameters equal elsewhere; a model without it stays without.
+        config.intermediate_size = config.intermediate_size.min(1) * 352;
         steps.push(RefCell::new(Step::new(&config, args.batch, args.time)?));
     }
     let mut peers = Vec::new();
@@ -194,7 +197,7 @@ pub(super) fn run(args: &TrainBenchArgs) -> Result<Table, BenchError> {
     }
     let memory = memory::peak().map_or(String::new(), |peak| format!("; peak memory {} MiB", peak >> 20));
     let title = format!(
-        "Training steps, f32: 4 layers of 128, 4 heads, SwiGLU 352, {} sequences of {} tokens, {} threads; GEMM {peak:.0} GFLOP/s{memory}",
+        "Training steps, f32: models of 4 layers of 128, 4 heads, SwiGLU 352, {} sequences of {} tokens, {} threads; GEMM {peak:.0} GFLOP/s{memory}",
         args.batch,
         args.time,
         args.threads(),

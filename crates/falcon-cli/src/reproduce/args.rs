@@ -47,7 +47,7 @@ pub struct AdditionArgs {
     #[arg(long, value_enum)]
     pub ablation: Option<Ablation>,
 
-    /// Where the runs and the results go; runs/addition-SCALE if not given. What is done there is not done again.
+    /// Where the runs and the results go; runs/addition-SCALE, or -timing after it, if not given. What is done there is not done again.
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
 
@@ -55,8 +55,8 @@ pub struct AdditionArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
 
-    /// Only make the table and the picture again from the results.json in this folder, and print the table.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["models", "seeds", "steps", "set", "ablation", "output"])]
+    /// Only make table.md and curves.svg again from the results.json in this folder, and print the table.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["scale", "models", "seeds", "steps", "set", "ablation", "output", "threads"])]
     pub from: Option<PathBuf>,
 
     /// Print the results as one JSON object instead of a table.
@@ -85,7 +85,7 @@ pub enum Ablation {
 const EXAMPLES: &str = "\
 WHAT COMES OUT
 
-  table.md       the table below, the command and the configuration
+  table.md       the table, the command and the configuration
   curves.svg     accuracy by width
   results.json   every number: by row, seed, width and digit
   report.html    loss, accuracy and gates over training

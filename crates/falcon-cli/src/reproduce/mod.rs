@@ -76,7 +76,9 @@ struct Planned {
 fn addition(args: &AdditionArgs) -> Result<Outcome, ReproduceError> {
     use_threads(args.threads);
     let scale = &SCALES[args.scale as usize];
-    let output = args.output.clone().unwrap_or_else(|| Path::new("runs").join(format!("addition-{}", scale.name)));
+    let ablation = args.ablation.map_or("", |Ablation::Timing| "-timing");
+    let default = || Path::new("runs").join(format!("addition-{}{ablation}", scale.name));
+    let output = args.output.clone().unwrap_or_else(default);
     // All of them first: a wrong one should not be found after an hour.
     let plan = plan(args, scale, &output)?;
     let mut done: Vec<RowResult> = Vec::new();
@@ -114,7 +116,18 @@ fn addition(args: &AdditionArgs) -> Result<Outcome, ReproduceError> {
 
 fn plan(args: &AdditionArgs, scale: &Scale, output: &Path) -> Result<Vec<Planned>, ReproduceError> {
     let given = args.models.iter().map(String::as_str).collect::<Vec<_>>();
-    let models = if given.is_empty() { scale.models.to_vec() } else { given };
+    let mut models = if given.is_empty() { scale.models.to_vec() } else { given };
+    let mut seen = Vec::new();
+    models.retain(|model| {
+        !seen.contains(model) && {
+            seen.push(*model);
+            true
+        }
+    });
+    if args.ablation == Some(Ablation::Timing) {
+        // Attention has no memory to be written earlier or later.
+        models.retain(|model| *model != "transformer");
+    }
     let mut more: Vec<Layer> = args.set.iter().map(|set| Layer::set(set)).collect::<Result<_, _>>()?;
     more.extend(args.steps.map(|steps| Layer::of("train", "steps", steps)));
     let rows = models.iter().flat_map(|model| match args.ablation {

@@ -17,7 +17,7 @@ pub struct TrainArgs {
     #[arg(short, long, value_name = "PRESET")]
     pub model: Option<String>,
 
-    /// Its size: tiny, small, 130m or 340m.
+    /// Its size: micro, tiny, small, 130m or 340m.
     #[arg(long, value_name = "SIZE")]
     pub size: Option<String>,
 
@@ -51,12 +51,12 @@ const EXAMPLE: &str = r#"A COMPLETE FILE
 
   [model]
   preset = "falcon-1a.3"      # or retnet, mamba2, transformer, …
-  size = "tiny"               # tiny, small, 130m, 340m
+  size = "tiny"               # micro, tiny, small, 130m, 340m
   hidden_size = 128           # any key of the model's config.json may follow
   num_hidden_layers = 4
 
   [task]
-  name = "addition"           # or "text", with train = "book.txt" and length = 256
+  name = "addition"           # or "text": below
   max_width = 8               # learn sums of 1 to 8 digits,
   beyond = 12                 # measure up to 12
   widths = "uniform"          # or "adaptive": grow as accuracy allows
@@ -78,10 +78,20 @@ const EXAMPLE: &str = r#"A COMPLETE FILE
   beta2 = 0.95
   eps = 1e-8
   clip = 1.0                  # norm of all gradients together
-  spike = 4.0                 # stop when the loss is so many times what it was; 0 never stops
+  spike = 4.0                 # stop when the loss is so many times what it was, and worse than
+                              # guessing; 0 never stops
   eval_every = 100            # steps
   save_every = 100            # steps; also at every best measurement, and at the end
   keep = 2                    # checkpoints beside the best
+
+  For text, the defaults of [train] are those of the paper (lr 1e-3, batch 32, 2000 steps), and
+
+  [task]
+  name = "text"
+  train = "book.txt"          # the next byte of this file,
+  valid = "other.txt"         # measured on this one; without it, on the last twentieth
+  length = 256                # bytes a sequence
+  eval_sequences = 64         # measured, at most
 
 A RUN'S FOLDER
 

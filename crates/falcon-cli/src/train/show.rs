@@ -71,7 +71,7 @@ impl Show {
         if as_json {
             let summary = json!({
                 "outcome": match outcome { Outcome::Finished => "finished", Outcome::Interrupted => "interrupted" },
-                "run": folder, "step": step, "steps_now": self.steps, "best": trainer.best(),
+                "run": folder.display().to_string(), "step": step, "steps_now": self.steps, "best": trainer.best(),
                 "evaluations": self.last, "tokens_per_second": rate, "peak_memory": peak,
             });
             return writeln!(out, "{summary}");

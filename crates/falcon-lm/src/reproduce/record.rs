@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use super::addition::{PAPER, RowResult, WidthResult};
 use super::picture::{Curve, picture};
+use crate::report::thousands;
 
 /// Names of the files.
 const RECORD_FILE: &str = "results.json";
@@ -128,8 +129,8 @@ impl AdditionRecord {
         let (first, w) = (self.max_width + 1, self.max_width);
         let seeds = self.names().first().map_or(0, |name| self.of(name).len());
         let mut out = format!(
-            "| trained on 1–{w} digits | best step | validation | {first}–{widest} digits | {first} / {widest} | exact, {first}–{widest} | own digits | minutes | paper: validation | 33–48 | 33 / 48 |\n\
-             |---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n"
+            "| trained on 1–{w} digits | parameters | best step | validation | {first}–{widest} digits | {first} / {widest} | exact, {first}–{widest} | own digits | minutes | paper: validation | 33–48 | 33 / 48 |\n\
+             |---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n"
         );
         for name in self.names() {
             let rows = self.of(name);
@@ -149,7 +150,8 @@ impl AdditionRecord {
             );
             _ = writeln!(
                 out,
-                "| {name} | {:.0} | {} | {} | {} / {} | {} | {} | {:.1} {paper} |",
+                "| {name} | {} | {:.0} | {} | {} | {} / {} | {} | {} | {:.1} {paper} |",
+                thousands(rows[0].parameters as u64),
                 over(&|row| row.best_step as f64).mean,
                 over(&|row| row.validation).percent(),
                 beyond(|width| width.accuracy).percent(),
@@ -255,9 +257,10 @@ mod tests {
     #[test]
     fn the_table_has_means_and_the_papers_figures() {
         let table = record().table();
-        assert!(table.contains("| retnet | 90 | 100.0 ± 0.0 | 60.0 ± 14.1 | 60 / 60 | 0.0 ± 0.0 | 30.0 ± 7.1 | 1.0 | 99.7 | 82.9 | 99 / 63 |"), "{table}");
+        assert!(table.contains("| retnet | 1,000 | 90 | 100.0 ± 0.0 | 60.0 ± 14.1 | 60 / 60 | 0.0 ± 0.0 | 30.0 ± 7.1 | 1.0 | 99.7 | 82.9 | 99 / 63 |"), "{table}");
         assert!(
-            table.contains("| deltanet | 90 | 100.0 ± 0.0 | 25.0 ± 0.0 |") && table.contains("| – | – | – |"),
+            table.contains("| deltanet | 1,000 | 90 | 100.0 ± 0.0 | 25.0 ± 0.0 |")
+                && table.contains("| – | – | – |"),
             "{table}"
         );
         assert!(table.contains("5–6 digits") && table.contains("over 2 seeds"));

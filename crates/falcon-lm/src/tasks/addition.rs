@@ -20,7 +20,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::{Batch, Moment, Split, Task, TaskError, VALIDATION, check, rng};
-use crate::train::{AdamWConfig, Schedule, Scores, TrainConfig};
+use crate::train::{Schedule, Scores, TrainConfig};
 
 /// What the tokens stand for.
 pub(super) const VOCABULARY: [char; 12] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '+', '='];
@@ -95,12 +95,7 @@ impl Default for AdditionConfig {
 /// How to train on sums, unless told otherwise.
 pub(super) fn recipe() -> TrainConfig {
     let base = TrainConfig::default();
-    TrainConfig {
-        batch: 128,
-        schedule: Schedule { lr: 3e-3, warmup: 100, steps: 1000, ..base.schedule },
-        optimizer: AdamWConfig { ..base.optimizer },
-        ..base
-    }
+    TrainConfig { batch: 128, schedule: Schedule { lr: 3e-3, warmup: 100, steps: 1000, ..base.schedule }, ..base }
 }
 
 impl AdditionConfig {
@@ -238,10 +233,6 @@ pub(crate) fn held_out(part: Part, width: usize, count: usize) -> Batch {
 }
 
 impl Task for Addition {
-    fn vocab_size(&self) -> usize {
-        VOCABULARY.len()
-    }
-
     fn batch(&mut self, moment: Moment, count: usize) -> Batch {
         let (mut rng, sparse) = (moment.rng(), self.sparse(moment.progress()));
         Batch::new((0..count).map(|_| {

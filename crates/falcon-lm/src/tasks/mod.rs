@@ -73,6 +73,14 @@ pub enum TaskError {
         /// How many a sequence needs.
         needed: usize,
     },
+    /// Data is not what a run began with.
+    #[error("task.{name}: {path} has changed since the run began; bring it back, or begin another run")]
+    Changed {
+        /// The key.
+        name: &'static str,
+        /// The file.
+        path: PathBuf,
+    },
     /// A checkpoint of another task.
     #[error("the checkpoint's state of the task does not fit: {0}")]
     State(serde_json::Error),
@@ -169,9 +177,6 @@ pub(crate) fn rng(seed: u64, stream: u64) -> StdRng {
 
 /// Something to learn.
 pub trait Task: Send {
-    /// Tokens there are.
-    fn vocab_size(&self) -> usize;
-
     /// `count` sequences to learn from.
     fn batch(&mut self, moment: Moment, count: usize) -> Batch;
 

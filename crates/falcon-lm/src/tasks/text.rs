@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use rand::seq::SliceRandom;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use super::{Batch, Moment, Split, Task, TaskError, VALIDATION, check, rng};
 use crate::train::Scores;
@@ -58,6 +60,9 @@ impl Text {
         } else {
             read("valid", &config.valid)?
         };
+        // Windows are numbered in 32 bits.
+        let most = u32::MAX as usize * config.length;
+        check("length", train.len() <= most, "longer, for as much text", config.length)?;
         let needed = config.length + 1;
         let sources = [("train", &config.train, &train), ("valid", &config.valid, &valid)];
         for (name, path, bytes) in sources {
@@ -89,6 +94,12 @@ fn read(name: &'static str, path: &Path) -> Result<Vec<u8>, TaskError> {
     std::fs::read(path).map_err(|error| TaskError::Io { name, path: path.into(), error })
 }
 
+/// Length and hash.
+fn fingerprint(bytes: &[u8]) -> String {
+    let hash = Sha256::digest(bytes);
+    format!("{} bytes, sha256 {}", bytes.len(), hash.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+}
+
 /// A sequence of the bytes at the start of `bytes`, each followed by the next.
 fn sequence(bytes: &[u8], length: usize) -> (Vec<i32>, Vec<i64>) {
     let tokens = bytes[..length].iter().map(|byte| i32::from(*byte)).collect();
@@ -96,10 +107,6 @@ fn sequence(bytes: &[u8], length: usize) -> (Vec<i32>, Vec<i64>) {
 }
 
 impl Task for Text {
-    fn vocab_size(&self) -> usize {
-        BYTES
-    }
-
     fn batch(&mut self, moment: Moment, count: usize) -> Batch {
         let first = moment.step * count as u64;
         Batch::new((0..count as u64).map(|i| {
@@ -120,6 +127,24 @@ impl Task for Text {
 
     fn score(&self, validation: &Scores) -> f64 {
         -validation.loss
+    }
+
+    /// What was read, so that a run does not go on with other text under the same name.
+    fn state(&self) -> Value {
+        json!({ "train": fingerprint(&self.train), "valid": fingerprint(&self.valid) })
+    }
+
+    fn restore(&mut self, state: Value) -> Result<(), TaskError> {
+        for (name, bytes, path) in
+            [("train", &self.train, &self.config.train), ("valid", &self.valid, &self.config.valid)]
+        {
+            let now = fingerprint(bytes);
+            if state[name] != now.as_str() {
+                let path = if path.as_os_str().is_empty() { &self.config.train } else { path };
+                return Err(TaskError::Changed { name, path: path.clone() });
+            }
+        }
+        Ok(())
     }
 }
 
@@ -158,6 +183,15 @@ mod tests {
         assert!(batch.tokens.iter().zip(&batch.targets).all(|(token, target)| i64::from(token + 1) == *target));
         let splits = text.splits();
         assert_eq!(splits[0].groups[0].1.tokens[0], 244, "the last twentieth");
+    }
+
+    #[test]
+    fn another_text_under_the_same_name_is_noticed() {
+        let mut one = text(&(0..=255).collect::<Vec<u8>>(), 4).unwrap();
+        let state = one.state();
+        assert!(one.restore(state.clone()).is_ok());
+        let said = text(&[7; 256], 4).unwrap().restore(state).unwrap_err().to_string();
+        assert!(said.contains("a.txt has changed since the run began"), "{said}");
     }
 
     #[test]

@@ -30,7 +30,7 @@ const SUMS_FILE: &str = "SHA256SUMS";
 /// What a checkpoint has, but for the sums.
 const FILES: [&str; 4] = [WEIGHTS_FILE, CONFIG_FILE, OPTIMIZER_FILE, PROGRESS_FILE];
 /// How names begin of what is being written or removed.
-pub(super) const ASIDE: &str = ".aside-";
+pub(super) const ASIDE: &str = falcon_nn::ASIDE;
 
 /// Where a run stands.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

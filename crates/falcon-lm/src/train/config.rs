@@ -49,6 +49,9 @@ impl Default for TrainConfig {
     }
 }
 
+/// What TOML can hold.
+const LARGEST: u64 = i64::MAX as u64;
+
 /// What is wrong with it.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum TrainConfigError {
@@ -75,7 +78,8 @@ impl TrainConfig {
         let AdamWConfig { beta1, beta2, eps, weight_decay } = self.optimizer;
         let memory = 0.0..1.0;
         for (name, got, good, range) in [
-            ("batch", self.batch as f64, self.batch > 0, "at least 1"),
+            ("batch", self.batch as f64, (1..=1 << 20).contains(&self.batch), "from 1 to 1048576"),
+            ("seed", self.seed as f64, self.seed <= LARGEST, "below 2^63"),
             (
                 "accumulate",
                 self.accumulate as f64,
@@ -92,9 +96,9 @@ impl TrainConfig {
             ("eval_every", self.eval_every as f64, self.eval_every > 0, "at least 1"),
             ("save_every", self.save_every as f64, self.save_every > 0, "at least 1"),
             ("keep", self.keep as f64, self.keep > 0, "at least 1"),
-            ("beta1", beta1, memory.contains(&beta1), "from 0 to below 1"),
-            ("beta2", beta2, memory.contains(&beta2), "from 0 to below 1"),
-            ("eps", eps, positive(eps), "above 0"),
+            ("beta1", beta1, memory.contains(&(beta1 as f32)), "from 0 to below 1, in 32 bits"),
+            ("beta2", beta2, memory.contains(&(beta2 as f32)), "from 0 to below 1, in 32 bits"),
+            ("eps", eps, positive(eps) && eps as f32 > 0.0, "above 0, in 32 bits"),
             ("weight_decay", weight_decay, weight_decay.is_finite() && weight_decay >= 0.0, "0 or more"),
         ] {
             if !good {

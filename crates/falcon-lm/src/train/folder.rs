@@ -50,7 +50,7 @@ pub enum FolderError {
     },
     /// It is another run's.
     #[error(
-        "{path} holds a run of another configuration:\n{differences}choose another folder, or give `--run {path}` alone to go on with that run"
+        "{path} holds a run of another configuration:\n{differences}choose another folder, or go on with that run by `falcon train --run {path}`"
     )]
     Different {
         /// The folder.
@@ -62,7 +62,9 @@ pub enum FolderError {
     #[error(transparent)]
     Config(#[from] RunConfigError),
     /// None of its checkpoints can be read.
-    #[error("{path}: none of its checkpoints is whole; the last: {error}. Remove the folder to begin again")]
+    #[error(
+        "{path}: none of its checkpoints can be used; the last: {error}. Mend that, or begin again in another folder"
+    )]
     Damaged {
         /// The folder.
         path: PathBuf,
@@ -80,9 +82,10 @@ impl RunFolder {
         };
         fs::create_dir_all(path).map_err(io(path))?;
         let file = path.join(RUN_FILE);
-        let known = |name: &std::ffi::OsStr| name == RUN_FILE || name == LOCK_FILE || name == CHECKPOINTS;
-        let mut entries = fs::read_dir(path).map_err(io(path))?;
-        if !file.exists() && entries.any(|entry| entry.is_ok_and(|entry| !known(&entry.file_name()))) {
+        // What a kill at the very beginning may leave.
+        let ours = |name: &str| [RUN_FILE, LOCK_FILE, CHECKPOINTS].contains(&name) || name.starts_with(ASIDE);
+        let mut entries = fs::read_dir(path).map_err(io(path))?.flatten();
+        if !file.exists() && entries.any(|entry| !ours(&entry.file_name().to_string_lossy())) {
             return Err(FolderError::Foreign { path: path.into() });
         }
         let lock = lock(path)?;
@@ -113,10 +116,14 @@ impl RunFolder {
 
     /// Removes what a kill left half written or half removed.
     fn clear(&self) -> io::Result<()> {
-        for entry in fs::read_dir(self.path.join(CHECKPOINTS))? {
-            let entry = entry?;
-            if entry.file_name().to_string_lossy().starts_with(ASIDE) {
-                fs::remove_dir_all(entry.path())?;
+        for folder in [self.path.clone(), self.path.join(CHECKPOINTS)] {
+            for entry in fs::read_dir(folder)? {
+                let entry = entry?;
+                match entry.file_name().to_string_lossy().starts_with(ASIDE) {
+                    true if entry.file_type()?.is_dir() => fs::remove_dir_all(entry.path())?,
+                    true => fs::remove_file(entry.path())?,
+                    false => {}
+                }
             }
         }
         Ok(())
@@ -132,32 +139,40 @@ impl RunFolder {
         checkpoint_steps(&self.path)
     }
 
-    /// The last checkpoint that is whole; none if there is none at all. Damaged ones are put aside and told to `warn`.
+    /// The last checkpoint that is whole; none if there never was one. Damaged ones after it are told to `warn` and put aside, so that they
+    /// do not count among those to keep. If none is whole, all stay as they are: it may be the disk.
     pub fn last(
         &self,
         config: &RunConfig,
         device: &Device,
         mut warn: impl FnMut(&str),
     ) -> Result<Option<Checkpoint>, FolderError> {
-        let mut damaged = None;
+        let mut damaged = Vec::new();
         for step in self.steps()?.into_iter().rev() {
-            let path = self.checkpoint(step);
-            match Checkpoint::load(&path, config.train.optimizer, device) {
-                Ok(checkpoint) => return Ok(Some(checkpoint)),
-                Err(error) => {
-                    warn(&format!("{error}; using the checkpoint before it"));
-                    let aside = path.with_file_name(format!("damaged-{STEP}{step:06}"));
-                    // There may be one from an earlier time.
-                    let _ = fs::remove_dir_all(&aside);
-                    fs::rename(&path, &aside).map_err(|error| FolderError::Io { path, error })?;
-                    damaged = Some(error);
+            match Checkpoint::load(&self.checkpoint(step), config.train.optimizer, device) {
+                Ok(checkpoint) => {
+                    for (step, error) in damaged {
+                        warn(&format!("{error}; using the checkpoint before it"));
+                        self.put_aside(step)?;
+                    }
+                    return Ok(Some(checkpoint));
                 }
+                Err(error) => damaged.push((step, error)),
             }
         }
-        match damaged {
-            Some(error) => Err(FolderError::Damaged { path: self.path.clone(), error: Box::new(error) }),
+        match damaged.into_iter().next() {
+            Some((_, error)) => Err(FolderError::Damaged { path: self.path.clone(), error: Box::new(error) }),
             None => Ok(None),
         }
+    }
+
+    /// Gives a checkpoint a name that is none.
+    fn put_aside(&self, step: u64) -> Result<(), FolderError> {
+        let path = self.checkpoint(step);
+        let aside = path.with_file_name(format!("damaged-{STEP}{step:06}"));
+        // There may be one from an earlier time.
+        let _ = fs::remove_dir_all(&aside);
+        fs::rename(&path, &aside).map_err(|error| FolderError::Io { path, error })
     }
 
     /// Removes all checkpoints but the last `keep` and that of step `best`.

@@ -110,6 +110,8 @@ fn update(
     let root = correction(beta2).sqrt();
     let rate = (rate * root / correction(beta1)) as f32;
     let (eps, keep) = ((eps * root) as f32, (1.0 - decay) as f32);
+    // In 64 bits: a memory close to 1 would lose what is left of it.
+    let (new1, new2) = ((1.0 - beta1) as f32, (1.0 - beta2) as f32);
     let (beta1, beta2) = (beta1 as f32, beta2 as f32);
     let Moments { mean, square } = moments;
     numbers
@@ -119,8 +121,8 @@ fn update(
         .zip(grad.par_chunks(BLOCK))
         .for_each(|(((numbers, mean), square), grad)| {
             for (((x, m), v), g) in numbers.iter_mut().zip(mean).zip(square).zip(grad) {
-                *m = beta1 * *m + (1.0 - beta1) * g;
-                *v = beta2 * *v + (1.0 - beta2) * g * g;
+                *m = beta1 * *m + new1 * g;
+                *v = beta2 * *v + new2 * g * g;
                 *x = keep * *x - rate * *m / (v.sqrt() + eps);
             }
         });

@@ -50,8 +50,10 @@ impl Schedule {
             let range = "between 0 and 1";
             return Err(ScheduleError::Number { name: "final_fraction", range, got: final_fraction });
         }
-        if steps == 0 {
-            return Err(ScheduleError::Number { name: "steps", range: "at least 1", got: 0.0 });
+        // More than any run has, and files can hold it.
+        if !(1..=1 << 40).contains(&steps) {
+            let range = "at least 1 and at most 2^40";
+            return Err(ScheduleError::Number { name: "steps", range, got: steps as f64 });
         }
         if warmup > steps {
             return Err(ScheduleError::Warmup { warmup, steps });

@@ -62,7 +62,7 @@ pub enum TrainError {
     #[error(transparent)]
     Folder(#[from] FolderError),
     /// A record cannot be written.
-    #[error("{error}\n{kept}")]
+    #[error("{error}\n{kept}; mend that, and the same command goes on")]
     Metrics {
         /// What is wrong.
         error: MetricsError,
@@ -70,7 +70,7 @@ pub enum TrainError {
         kept: String,
     },
     /// A checkpoint cannot be written.
-    #[error("the checkpoint of step {step} cannot be written: {error}\n{kept}")]
+    #[error("the checkpoint of step {step} cannot be written: {error}\n{kept}; the same command goes on")]
     Checkpoint {
         /// Steps done.
         step: u64,
@@ -129,7 +129,10 @@ impl Trainer {
         };
         task.restore(progress.task.clone())?;
         let log = MetricsLog::resume(&folder.path().join(METRICS_FILE), progress.step);
-        let log = log.map_err(|error| TrainError::Metrics { error, kept: String::new() })?;
+        let kept = saved.map_or("there is no checkpoint yet".to_string(), |step| {
+            format!("the checkpoint of step {step} is whole")
+        });
+        let log = log.map_err(|error| TrainError::Metrics { error, kept })?;
         let splits = task.splits();
         Ok(Self { config: config.clone(), folder, device, model, optimizer, progress, task, splits, log, saved })
     }
@@ -196,9 +199,14 @@ impl Trainer {
         }
         let lr = train.schedule.at(step);
         self.model = self.optimizer.step(self.model.clone(), &gradients, lr);
-        self.task.observe(accuracy);
         let recent = self.progress.recent_loss.unwrap_or(loss);
         self.progress.recent_loss = Some(MEMORY * recent + (1.0 - MEMORY) * loss);
+        let before = self.task.values();
+        self.task.observe(accuracy);
+        if self.task.values() != before {
+            // It asks for something else from now on, at which the model may be bad.
+            self.progress.recent_loss = None;
+        }
         self.progress.step += 1;
         self.progress.task = self.task.state();
         let record = TrainRecord {
@@ -242,7 +250,11 @@ impl Trainer {
             Checkpoint::load(&path, self.config.train.optimizer, &self.device).ok()
         });
         let fault = diagnose(&self.model, gradients, batch, before.as_ref().map(|before| &before.model));
-        let bad = TrainError::Bad { step, what, fault, kept: self.kept() };
+        let lr = self.config.train.schedule.lr;
+        let advice = format!(
+            "it would go bad again: begin another run with a train.lr below {lr}, or a smaller train.clip"
+        );
+        let bad = TrainError::Bad { step, what, fault, kept: format!("{}\n{advice}", self.kept()) };
         self.stop(&bad.to_string(), watch)?;
         Ok(bad)
     }
@@ -313,9 +325,7 @@ impl Trainer {
     fn kept(&self) -> String {
         let path: Option<PathBuf> = self.saved.map(|step| self.folder.checkpoint(step));
         match path {
-            Some(path) => {
-                format!("the checkpoint before is whole, and the run goes on from it: {}", path.display())
-            }
+            Some(path) => format!("the checkpoint before is whole: {}", path.display()),
             None => "there is no checkpoint yet".into(),
         }
     }
@@ -337,7 +347,10 @@ fn gates(model: &Model, splits: &[Split]) -> Vec<BTreeMap<String, f64>> {
         let Some((layer, gate @ ("beta" | "eta" | "lambda" | "gamma"))) = gate else { return };
         let mean = numbers.iter().map(|x| f64::from(*x)).sum::<f64>() / numbers.len().max(1) as f64;
         let layer: usize = layer.parse().expect("layers are numbered");
-        layers[layer].insert(gate.to_string(), mean);
+        // JSON has no other numbers.
+        if mean.is_finite() {
+            layers[layer].insert(gate.to_string(), mean);
+        }
     });
     layers
 }
