@@ -83,7 +83,14 @@ pub const SCALES: [Scale; 3] = [
         name: "small",
         models: &ROWS,
         seeds: 3,
-        set: &["model.size=micro", "task.max_width=8", "task.beyond=12", "train.steps=2000", "train.batch=160"],
+        set: &[
+            "model.size=micro",
+            "task.max_width=8",
+            "task.beyond=12",
+            "task.sparse_until=1.0",
+            "train.steps=2000",
+            "train.batch=160",
+        ],
         samples: 256,
     },
     Scale {
