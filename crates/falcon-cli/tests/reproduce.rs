@@ -36,7 +36,7 @@ fn rows_are_run_once_and_recorded() {
     assert_eq!(rows, [("falcon-1a.3", 0), ("falcon-1a.3", 1), ("retnet", 0), ("retnet", 1)]);
     assert!(record.rows.iter().all(|row| row.widths.len() == 3 && row.seconds > 0.0 && row.best_step <= 12));
     assert!(record.command.contains("--models falcon-1a.3,retnet --seeds 2 --steps 12"), "{}", record.command);
-    for file in ["table.md", "curves.svg", "report.html", "retnet-s1/config.toml"] {
+    for file in ["table.md", "curves.svg", "digits.svg", "report.html", "retnet-s1/config.toml"] {
         assert!(folder.path().join(file).exists(), "{file}");
     }
     // Again: the same numbers, from the same runs.

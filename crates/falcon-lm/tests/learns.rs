@@ -26,6 +26,7 @@ fn a_micro_model_learns_to_add() {
         "model.intermediate_size=128",
         "task.max_width=3",
         "task.beyond=4",
+        "task.sparse_until=0.6",
         "train.steps=400",
         "train.batch=64",
         "train.lr=5e-3",

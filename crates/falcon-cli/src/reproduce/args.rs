@@ -27,8 +27,8 @@ pub struct AdditionArgs {
     #[arg(long, value_enum, default_value = "quick")]
     pub scale: ScaleArg,
 
-    /// Rows; those of the scale if not given.
-    #[arg(short, long, value_name = "PRESETS", value_delimiter = ',')]
+    /// Rows; those of the scale if not given. A row is a preset, or one with something changed: falcon-1a.3+model.align=same.
+    #[arg(short, long, value_name = "ROWS", value_delimiter = ',')]
     pub models: Vec<String>,
 
     /// Seeds of each row; those of the scale if not given.
@@ -55,9 +55,13 @@ pub struct AdditionArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
 
-    /// Only make table.md and curves.svg again from the results.json in this folder, and print the table.
+    /// Only make table.md and the pictures again from the results.json in this folder, and print the table.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["scale", "models", "seeds", "steps", "set", "ablation", "output", "threads"])]
     pub from: Option<PathBuf>,
+
+    /// With --from: put the table into this Markdown file too, between the lines `<!-- addition SCALE -->` and `<!-- end -->`.
+    #[arg(long, value_name = "FILE", requires = "from")]
+    pub into: Option<PathBuf>,
 
     /// Print the results as one JSON object instead of a table.
     #[arg(long)]
@@ -69,7 +73,7 @@ pub struct AdditionArgs {
 pub enum ScaleArg {
     /// Four models, one seed: minutes.
     Quick,
-    /// All models, three seeds, sums of up to 8 digits: hours.
+    /// All models, three seeds, sums of up to 6 digits: an hour or two.
     Small,
     /// The paper's widths, 1 to 32 digits and 33 to 48: days on two cores.
     Paper,
@@ -87,6 +91,7 @@ WHAT COMES OUT
 
   table.md       the table, the command and the configuration
   curves.svg     accuracy by width
+  digits.svg     accuracy by width and digit: where a model fails
   results.json   every number: by row, seed, width and digit
   report.html    loss, accuracy and gates over training
   ROW-sSEED/     a run, as `falcon train` leaves it
@@ -95,7 +100,9 @@ EXAMPLES
 
   falcon reproduce addition
   falcon reproduce addition --models falcon-1a.3,deltanet --seeds 3
+  falcon reproduce addition --models retnet,retnet+model.conv_size=4
   falcon reproduce addition --scale small --output runs/mine
   falcon reproduce addition --ablation timing --models falcon-1a.3
+  falcon reproduce addition --from results/addition/small --into README.md
 
   Stopped by Ctrl-C or a kill, the same command goes on.";

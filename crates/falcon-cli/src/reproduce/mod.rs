@@ -40,7 +40,15 @@ pub enum ReproduceError {
     /// Runs cannot be read for the page.
     #[error(transparent)]
     Report(#[from] ReportError),
-    /// A file cannot be written.
+    /// A page cannot have the table.
+    #[error("{}: {error}", path.display())]
+    Page {
+        /// The page.
+        path: PathBuf,
+        /// Why.
+        error: Box<RecordError>,
+    },
+    /// A file cannot be read or written.
     #[error("{}: {error}", path.display())]
     Io {
         /// The file.
@@ -59,6 +67,13 @@ pub fn run(args: &ReproduceArgs) -> Result<Outcome, ReproduceError> {
     if let Some(folder) = &args.from {
         let record = AdditionRecord::read(folder)?;
         record.write(folder)?;
+        if let Some(path) = &args.into {
+            let io = |error| ReproduceError::Io { path: path.clone(), error };
+            let page = record
+                .put_into(&std::fs::read_to_string(path).map_err(io)?)
+                .map_err(|error| ReproduceError::Page { path: path.clone(), error: Box::new(error) })?;
+            write_file(path, page.as_bytes()).map_err(io)?;
+        }
         print(args, &record)?;
         return Ok(Outcome::Finished);
     }
@@ -109,7 +124,11 @@ fn addition(args: &AdditionArgs) -> Result<Outcome, ReproduceError> {
     write_file(&path, page(&runs).as_bytes()).map_err(|error| ReproduceError::Io { path, error })?;
     print(args, &record)?;
     if !args.json {
-        writeln!(io::stdout(), "\n{}: table.md, curves.svg, report.html, results.json", output.display())?;
+        writeln!(
+            io::stdout(),
+            "\n{}: table.md, curves.svg, digits.svg, report.html, results.json",
+            output.display()
+        )?;
     }
     Ok(Outcome::Finished)
 }
@@ -126,19 +145,19 @@ fn plan(args: &AdditionArgs, scale: &Scale, output: &Path) -> Result<Vec<Planned
     });
     if args.ablation == Some(Ablation::Timing) {
         // Attention has no memory to be written earlier or later.
-        models.retain(|model| *model != "transformer");
+        models.retain(|model| !model.starts_with("transformer"));
     }
     let mut more: Vec<Layer> = args.set.iter().map(|set| Layer::set(set)).collect::<Result<_, _>>()?;
     more.extend(args.steps.map(|steps| Layer::of("train", "steps", steps)));
     let rows = models.iter().flat_map(|model| match args.ablation {
-        None => vec![Row::preset(model)],
+        None => vec![Row::of(model)],
         Some(Ablation::Timing) => timings(model),
     });
     let mut plan = Vec::new();
     for row in rows {
         for seed in 0..args.seeds.unwrap_or(scale.seeds) {
             let config = config(scale, &row, seed, &more)?;
-            let folder = output.join(format!("{}-s{seed}", row.name.replace([' ', ','], "-")));
+            let folder = output.join(format!("{}-s{seed}", row.name.replace([' ', '/'], "-")));
             plan.push(Planned { row: row.clone(), seed, config, folder });
         }
     }
@@ -148,11 +167,7 @@ fn plan(args: &AdditionArgs, scale: &Scale, output: &Path) -> Result<Vec<Planned
 /// Which key meets a value, and when a token reads: all four.
 fn timings(model: &str) -> Vec<Row> {
     let cases = [("next", "after"), ("same", "after"), ("next", "before"), ("same", "before")];
-    let row = |(align, read): (&str, &str)| Row {
-        name: format!("{model} {align} {read}"),
-        preset: model.into(),
-        set: vec![format!("model.align={align}"), format!("model.read={read}")],
-    };
+    let row = |(align, read)| Row::of(&format!("{model}+model.align={align}+model.read={read}"));
     cases.into_iter().map(row).collect()
 }
 
@@ -164,7 +179,6 @@ fn record(args: &AdditionArgs, scale: &Scale, plan: &[Planned], rows: Vec<RowRes
         command: command(args),
         version: env!("CARGO_PKG_VERSION").into(),
         machine: machine(),
-        threads: rayon::current_num_threads(),
         max_width: task.max_width,
         samples: scale.samples,
         config: config.to_toml(),
@@ -179,13 +193,19 @@ fn command(args: &AdditionArgs) -> String {
         words.push(format!("--scale {}", SCALES[args.scale as usize].name));
     }
     if !args.models.is_empty() {
-        words.push(format!("--models {}", args.models.join(",")));
+        words.push(format!("--models {}", quoted(&args.models.join(","))));
     }
     words.extend(args.seeds.map(|seeds| format!("--seeds {seeds}")));
     words.extend(args.steps.map(|steps| format!("--steps {steps}")));
-    words.extend(args.set.iter().map(|set| format!("--set {set}")));
+    words.extend(args.set.iter().map(|set| format!("--set {}", quoted(set))));
     words.extend(args.ablation.map(|Ablation::Timing| "--ablation timing".to_string()));
     words.join(" ")
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "=.,_-+/:".contains(c);
+    if word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', "'\\''")) }
 }
 
 /// The processor, as the system calls it, and how many.
@@ -205,4 +225,15 @@ fn print(args: &AdditionArgs, record: &AdditionRecord) -> Result<(), ReproduceEr
         write!(out, "{}", record.table())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_where_a_shell_would_split_them() {
+        assert_eq!(quoted("train.lr=3e-3"), "train.lr=3e-3");
+        assert_eq!(quoted("task.train=a b's"), r"'task.train=a b'\''s'");
+    }
 }

@@ -62,7 +62,7 @@ const EXAMPLE: &str = r#"A COMPLETE FILE
   widths = "uniform"          # or "adaptive": grow as accuracy allows
   mixture = "sparse"          # or "uniform": how operands are drawn
   sparse = 0.8                # of the samples at first
-  sparse_until = 0.6          # of the run
+  sparse_until = 1.0          # of the run, fading
   eval_samples = 64           # of each width
 
   [train]

@@ -32,9 +32,14 @@ pub struct Row {
 }
 
 impl Row {
-    /// A preset as it is.
-    pub fn preset(name: &str) -> Self {
-        Self { name: name.into(), preset: name.into(), set: Vec::new() }
+    /// A preset as it is, or with something changed: `falcon-1a.3+model.align=same`.
+    pub fn of(spec: &str) -> Self {
+        let mut parts = spec.split('+');
+        let preset = parts.next().unwrap_or_default();
+        let set: Vec<String> = parts.map(String::from).collect();
+        let short = set.iter().map(|set| set.strip_prefix("model.").unwrap_or(set));
+        let name = std::iter::once(preset).chain(short).collect::<Vec<_>>().join(" ");
+        Self { name, preset: preset.into(), set }
     }
 }
 
@@ -83,14 +88,7 @@ pub const SCALES: [Scale; 3] = [
         name: "small",
         models: &ROWS,
         seeds: 3,
-        set: &[
-            "model.size=micro",
-            "task.max_width=8",
-            "task.beyond=12",
-            "task.sparse_until=1.0",
-            "train.steps=2000",
-            "train.batch=160",
-        ],
+        set: &["model.size=micro", "task.max_width=6", "task.beyond=9", "train.steps=2000", "train.batch=160"],
         samples: 256,
     },
     Scale {
@@ -166,6 +164,8 @@ pub struct RowResult {
     pub validation: f64,
     /// Time in training and validation.
     pub seconds: f64,
+    /// Threads it was trained with, the last time it was taken up.
+    pub threads: usize,
     /// On test samples, by width.
     pub widths: Vec<WidthResult>,
 }
@@ -250,13 +250,19 @@ pub fn run_row(
     let checkpoint = trainer.folder().checkpoint(best.step);
     let model = Checkpoint::load(&checkpoint, config.train.optimizer, &Device::flex()).map_err(Box::new)?.model;
     let TaskConfig::Addition(task) = &config.task else { unreachable!("the task is set to addition") };
+    let records = read_metrics(&folder.join(METRICS_FILE))?;
+    let threads = |record: &Record| match record {
+        Record::Start(start) => Some(start.threads),
+        _ => None,
+    };
     let result = RowResult {
         name: row.name.clone(),
         seed: config.train.seed,
         parameters: config.model.parameter_count(),
         best_step: best.step,
         validation: best.score,
-        seconds: seconds(&folder.join(METRICS_FILE))?,
+        seconds: seconds(&records),
+        threads: records.iter().filter_map(threads).next_back().unwrap_or(1),
         widths: (1..=task.beyond).map(|width| measure(&model, width, samples)).collect(),
     };
     let json = serde_json::to_vec_pretty(&result).expect("a result is plain data");
@@ -265,13 +271,13 @@ pub fn run_row(
 }
 
 /// Time in training and validation, over all the times the run was taken up.
-fn seconds(metrics: &Path) -> Result<f64, MetricsError> {
+fn seconds(records: &[Record]) -> f64 {
     let seconds = |record: &Record| match record {
         Record::Train(record) => record.seconds,
         Record::Eval(record) => record.seconds,
         _ => 0.0,
     };
-    Ok(read_metrics(metrics)?.iter().map(seconds).sum())
+    records.iter().map(seconds).sum()
 }
 
 /// Test samples of one width.
@@ -328,28 +334,32 @@ mod tests {
     fn every_scale_is_a_configuration() {
         for scale in &SCALES {
             for name in scale.models {
-                let config = config(scale, &Row::preset(name), 3, &[]).unwrap();
+                let config = config(scale, &Row::of(name), 3, &[]).unwrap();
                 assert_eq!((config.train.seed, config.preset.as_str()), (3, *name));
             }
         }
         let more = [Layer::set("train.steps=77").unwrap()];
-        assert_eq!(config(&SCALES[0], &Row::preset("retnet"), 0, &more).unwrap().train.schedule.steps, 77);
-        let parameters =
-            |name: &&str| config(&SCALES[1], &Row::preset(name), 0, &[]).unwrap().model.parameter_count();
+        assert_eq!(config(&SCALES[0], &Row::of("retnet"), 0, &more).unwrap().train.schedule.steps, 77);
+        let parameters = |name: &&str| config(&SCALES[1], &Row::of(name), 0, &[]).unwrap().model.parameter_count();
         let sizes: Vec<usize> = ROWS.iter().map(parameters).collect();
         let (least, most) = (sizes.iter().min().unwrap(), sizes.iter().max().unwrap());
         assert!(*most as f64 / *least as f64 <= 1.05, "rows of one size: {sizes:?}");
         let preset = [Layer::set("model.preset=retnet").unwrap()];
-        let refused = config(&SCALES[0], &Row::preset("mamba2"), 0, &preset).unwrap_err().to_string();
+        let refused = config(&SCALES[0], &Row::of("mamba2"), 0, &preset).unwrap_err().to_string();
         assert!(refused.contains("use --models and --seeds"), "{refused}");
         assert!(PAPER.iter().all(|paper| ROWS.contains(&paper.preset)));
+        let row = Row::of("falcon-1a.3+model.align=same+task.sparse=0");
+        assert_eq!(row.name, "falcon-1a.3 align=same task.sparse=0");
+        let of = |row: &Row| config(&SCALES[0], row, 0, &[]).unwrap();
+        let differences = of(&Row::of("falcon-1a.3")).differences(&of(&row));
+        assert_eq!(differences.len(), 2, "{differences:?}");
     }
 
     /// Three ways of counting, of a model that knows nothing, agree where they must.
     #[test]
     fn measurements_agree() {
         let scale = &SCALES[0];
-        let config = config(scale, &Row::preset("falcon-1a.3"), 0, &[]).unwrap();
+        let config = config(scale, &Row::of("falcon-1a.3"), 0, &[]).unwrap();
         let model = config.model.init(0, &Device::flex()).unwrap();
         let result = measure(&model, 1, 300);
         assert_eq!(result.digits.len(), 2);

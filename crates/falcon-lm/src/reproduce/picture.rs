@@ -21,7 +21,7 @@ const COLOURS: [&str; 8] =
 const DASHES: [&str; 3] = ["none", "7 3", "2 3"];
 
 /// Curves over numbers, from 0 to 100 percent; behind `border` begins what was never learnt.
-pub(super) fn picture(title: &str, axis: &str, border: f64, curves: &[Curve]) -> String {
+pub(super) fn curves_over_widths(title: &str, axis: &str, border: f64, curves: &[Curve]) -> String {
     let [left, top, right, bottom] = ROOM;
     let xs = || curves.iter().flat_map(|curve| curve.points.iter().map(|(x, _)| *x));
     let (low, high) = (xs().fold(f64::INFINITY, f64::min), xs().fold(f64::NEG_INFINITY, f64::max));
@@ -75,6 +75,68 @@ pub(super) fn picture(title: &str, axis: &str, border: f64, curves: &[Curve]) ->
         let (key, at) = (WIDTH - right + 14.0, top + 12.0 + 22.0 * index as f64);
         _ = writeln!(out, "<path d=\"M{key} {at}h22\" {line}/>");
         _ = writeln!(out, "<text x=\"{}\" y=\"{}\">{}</text>", key + 30.0, at + 4.5, escape(&curve.name));
+    }
+    out + "</svg>\n"
+}
+
+/// What a model does with every digit of every width: a row for each width, as many numbers as its sums have digits.
+pub(super) struct Triangle {
+    pub name: String,
+    /// Fractions of 1.
+    pub rows: Vec<Vec<f64>>,
+}
+
+/// Side of a triangle, and what stands between and around them.
+const SIDE: f64 = 190.0;
+const GAP: f64 = 24.0;
+/// Shades from chance to certainty.
+const SHADES: usize = 10;
+
+/// A triangle for each model: digits of the target to the right, the lowest first, widths downwards; under the line is what was never learnt.
+pub(super) fn digits_of_widths(title: &str, border: usize, triangles: &[Triangle]) -> String {
+    let across = triangles.len().clamp(1, 4);
+    let down = triangles.len().div_ceil(across);
+    let place = |index: usize| {
+        let (column, row) = ((index % across) as f64, (index / across) as f64);
+        (GAP + column * (SIDE + GAP), 66.0 + row * (SIDE + GAP + 18.0))
+    };
+    let (width, height) =
+        ((GAP + across as f64 * (SIDE + GAP)).max(540.0), 66.0 + down as f64 * (SIDE + GAP + 18.0));
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" font-family=\"system-ui, sans-serif\" font-size=\"12\" fill=\"#333\">\n\
+         <rect width=\"{width}\" height=\"{height}\" fill=\"#fff\"/>\n<text x=\"{GAP}\" y=\"24\" font-size=\"15\">{}</text>\n\
+         <text x=\"{GAP}\" y=\"42\" fill=\"#777\">digit, lowest first →, width ↓, never trained under the line; dark to light: wrong to right</text>\n",
+        escape(title)
+    );
+    for (index, triangle) in triangles.iter().enumerate() {
+        let (left, top) = place(index);
+        let cell = SIDE / (triangle.rows.len() + 1) as f64;
+        _ = writeln!(out, "<text x=\"{left}\" y=\"{:.1}\">{}</text>", top + 10.0, escape(&triangle.name));
+        _ = writeln!(out, "<g transform=\"translate({left} {:.1}) scale({cell:.3})\">", top + 16.0);
+        // One path for all cells of a shade keeps the file small.
+        for shade in 0..SHADES {
+            let mut path = String::new();
+            for (y, row) in triangle.rows.iter().enumerate() {
+                for (x, value) in row.iter().enumerate() {
+                    if ((value * SHADES as f64) as usize).min(SHADES - 1) == shade {
+                        _ = write!(path, "M{x} {y}h1v1h-1z");
+                    }
+                }
+            }
+            if !path.is_empty() {
+                let part = shade as f64 / (SHADES - 1) as f64;
+                let mix = |from: f64, to: f64| from + (to - from) * part;
+                let colour = [mix(24.0, 253.0), mix(32.0, 231.0), mix(92.0, 120.0)].map(|c| c.round());
+                let [red, green, blue] = colour;
+                _ = writeln!(out, "<path d=\"{path}\" fill=\"rgb({red},{green},{blue})\"/>");
+            }
+        }
+        let across = triangle.rows.len() + 1;
+        _ = writeln!(
+            out,
+            "<path d=\"M0 {border}H{across}\" stroke=\"#d00\" stroke-width=\"{:.3}\"/></g>",
+            1.5 / cell
+        );
     }
     out + "</svg>\n"
 }

@@ -9,13 +9,15 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::addition::{PAPER, RowResult, WidthResult};
-use super::picture::{Curve, picture};
+use super::picture::{Curve, Triangle, curves_over_widths, digits_of_widths};
 use crate::report::thousands;
+use crate::tasks::addition::one_digit_tests;
 
 /// Names of the files.
 const RECORD_FILE: &str = "results.json";
 const TABLE_FILE: &str = "table.md";
-const PICTURE_FILE: &str = "curves.svg";
+const CURVES_FILE: &str = "curves.svg";
+const DIGITS_FILE: &str = "digits.svg";
 
 /// An experiment, done.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,8 +30,6 @@ pub struct AdditionRecord {
     pub version: String,
     /// What it ran on.
     pub machine: String,
-    /// Threads it computed with.
-    pub threads: usize,
     /// Largest width in training.
     pub max_width: usize,
     /// Test samples of each width.
@@ -58,6 +58,14 @@ pub enum RecordError {
         path: PathBuf,
         /// What is wrong with it.
         error: serde_json::Error,
+    },
+    /// A page that has no place for the table.
+    #[error("no place for the table: it goes between a line {begin:?} and one {end:?}")]
+    NoPlace {
+        /// The line before.
+        begin: String,
+        /// The line after.
+        end: &'static str,
     },
 }
 
@@ -93,15 +101,18 @@ impl AdditionRecord {
         serde_json::from_slice(&json).map_err(|error| RecordError::Json { path, error })
     }
 
-    /// Writes the record, and the table and the picture made from it.
+    /// Writes the record, and the table and the pictures made from it.
     pub fn write(&self, folder: &Path) -> Result<(), RecordError> {
         fs::create_dir_all(folder).map_err(|error| RecordError::Io { path: folder.into(), error })?;
         let mut json = serde_json::to_vec_pretty(self).expect("a record is plain data");
         json.push(b'\n');
         let page = format!("{}\n{}", self.table(), self.notes());
-        for (name, bytes) in
-            [(RECORD_FILE, json), (TABLE_FILE, page.into()), (PICTURE_FILE, self.picture().into())]
-        {
+        for (name, bytes) in [
+            (RECORD_FILE, json),
+            (TABLE_FILE, page.into()),
+            (CURVES_FILE, self.curves().into()),
+            (DIGITS_FILE, self.digits().into()),
+        ] {
             let path = folder.join(name);
             write_file(&path, &bytes).map_err(|error| RecordError::Io { path, error })?;
         }
@@ -171,22 +182,41 @@ impl AdditionRecord {
 
     fn notes(&self) -> String {
         let seconds: f64 = self.rows.iter().map(|row| row.seconds).sum();
+        let threads = |least: fn(usize, usize) -> usize| self.rows.iter().map(|row| row.threads).reduce(least);
+        let threads = match (threads(usize::min).unwrap_or(0), threads(usize::max).unwrap_or(0)) {
+            (1, 1) => "one thread a run".to_string(),
+            (least, most) if least == most => format!("{most} threads a run"),
+            (least, most) => format!("{least} to {most} threads a run"),
+        };
         format!(
-            "Scale `{}`: {} test samples of each width, {} threads, {:.0} minutes in all. {}. Falcon {}.\n\n\
-             ```console\n$ {}\n```\n\nThe first row's configuration; the others differ in the model and the seed alone:\n\n```toml\n{}```\n",
+            "Scale `{}`: {} test samples of each width, {threads}, {:.0} minutes of all runs together. {}. Falcon {}. \
+             [Accuracy by width](curves.svg), [by digit](digits.svg).\n\n\
+             ```console\n$ {}\n```\n\n\
+             A prompt belongs to training, validation or test by its hash, so none is in two of them; the sum with operands exchanged \
+             may be. Of the 100 sums of one digit, {} are test prompts, drawn again and again.\n\n\
+             The first row's configuration; the others differ in the model and the seed alone:\n\n```toml\n{}```\n",
             self.scale,
             self.samples,
-            self.threads,
             seconds / 60.0,
             self.machine,
             self.version,
             self.command,
+            one_digit_tests(),
             self.config,
         )
     }
 
+    /// A Markdown page with the table in its place: between `<!-- addition SCALE -->` and `<!-- end -->`.
+    pub fn put_into(&self, page: &str) -> Result<String, RecordError> {
+        let begin = format!("<!-- addition {} -->\n", self.scale);
+        let end = "<!-- end -->";
+        let place = page.split_once(&begin).and_then(|(before, rest)| Some((before, rest.split_once(end)?.1)));
+        let (before, after) = place.ok_or_else(|| RecordError::NoPlace { begin: begin.trim().into(), end })?;
+        Ok(format!("{before}{begin}{}{end}{after}", self.table()))
+    }
+
     /// Accuracy by width, the mean over seeds, as an SVG picture.
-    pub fn picture(&self) -> String {
+    pub fn curves(&self) -> String {
         let curve = |name: &str| {
             let rows = self.of(name);
             let widths = rows[0].widths.iter().map(|width| width.width);
@@ -197,12 +227,27 @@ impl AdditionRecord {
             Curve { name: name.to_string(), points: points.collect() }
         };
         let curves: Vec<Curve> = self.names().into_iter().map(curve).collect();
-        picture(
+        curves_over_widths(
             "Accuracy of target digits, teacher-forced",
             "digits of an operand",
             self.max_width as f64,
             &curves,
         )
+    }
+
+    /// Accuracy of every digit of every width, the mean over seeds, as an SVG picture: where a model fails.
+    pub fn digits(&self) -> String {
+        let triangle = |name: &str| {
+            let rows = self.of(name);
+            let of_width = |(index, width): (usize, &WidthResult)| {
+                let widths = || rows.iter().filter_map(move |row| row.widths.get(index));
+                (0..width.digits.len()).map(|digit| mean(widths().map(|w| w.digits[digit]))).collect()
+            };
+            let rows = rows[0].widths.iter().enumerate().map(of_width).collect();
+            Triangle { name: name.to_string(), rows }
+        };
+        let triangles: Vec<Triangle> = self.names().into_iter().map(triangle).collect();
+        digits_of_widths("Accuracy of each target digit, teacher-forced", self.max_width, &triangles)
     }
 }
 
@@ -223,6 +268,7 @@ mod tests {
             best_step: 90,
             validation: 1.0,
             seconds: 60.0,
+            threads: 2,
             widths: (1..=6)
                 .map(|width| {
                     let accuracy = if width > 4 { beyond } else { 1.0 };
@@ -241,7 +287,6 @@ mod tests {
             command: "falcon reproduce addition".into(),
             version: "0".into(),
             machine: "a machine".into(),
-            threads: 2,
             max_width: 4,
             samples: 10,
             config: "[task]\n".into(),
@@ -273,9 +318,26 @@ mod tests {
         assert_eq!(AdditionRecord::read(folder.path()).unwrap(), record());
         let table = fs::read_to_string(folder.path().join(TABLE_FILE)).unwrap();
         assert!(table.starts_with(&record().table()) && table.contains("$ falcon reproduce addition"));
-        let svg = fs::read_to_string(folder.path().join(PICTURE_FILE)).unwrap();
-        assert!(svg.contains("retnet") && svg.contains("deltanet") && !svg.contains("NaN"));
+        assert!(table.contains("2 threads a run, 4 minutes"), "{table}");
+        for picture in [CURVES_FILE, DIGITS_FILE] {
+            let svg = fs::read_to_string(folder.path().join(picture)).unwrap();
+            assert!(svg.contains("retnet") && svg.contains("deltanet") && !svg.contains("NaN"));
+        }
         fs::write(folder.path().join(RECORD_FILE), "{}").unwrap();
         assert!(AdditionRecord::read(folder.path()).unwrap_err().to_string().contains("not a record"));
+    }
+
+    #[test]
+    fn a_page_keeps_all_but_the_table() {
+        let record = record();
+        let page = "before\n<!-- addition quick -->\nold\n<!-- end -->\nafter\n<!-- end -->\n";
+        let new = record.put_into(page).unwrap();
+        assert_eq!(
+            new,
+            format!("before\n<!-- addition quick -->\n{}<!-- end -->\nafter\n<!-- end -->\n", record.table())
+        );
+        assert_eq!(record.put_into(&new).unwrap(), new);
+        let error = record.put_into("<!-- addition small -->\n<!-- end -->").unwrap_err().to_string();
+        assert!(error.contains("<!-- addition quick -->"), "{error}");
     }
 }

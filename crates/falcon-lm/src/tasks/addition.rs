@@ -40,7 +40,7 @@ pub struct AdditionConfig {
     pub mixture: Mixture,
     /// With [`Mixture::Sparse`]: the part of the samples that have a sparse operand at first.
     pub sparse: f64,
-    /// With [`Mixture::Sparse`]: the part of training after which none has.
+    /// With [`Mixture::Sparse`]: the part of training after which none has. Above 1, some are left at the end.
     pub sparse_until: f64,
     /// Samples of each width in a measurement.
     pub eval_samples: usize,
@@ -86,7 +86,7 @@ impl Default for AdditionConfig {
             widths: Widths::Uniform,
             mixture: Mixture::Sparse,
             sparse: 0.8,
-            sparse_until: 0.6,
+            sparse_until: 1.0,
             eval_samples: 64,
         }
     }
@@ -107,7 +107,7 @@ impl AdditionConfig {
         check("beyond", (self.max_width..=most).contains(&self.beyond), &range, self.beyond)?;
         check("sparse", (0.0..=1.0).contains(&self.sparse), "between 0 and 1", self.sparse)?;
         let until = self.sparse_until;
-        check("sparse_until", (0.0..=1.0).contains(&until), "between 0 and 1", until)?;
+        check("sparse_until", (0.0..=1e9).contains(&until), "0 or more, 1 for the whole run", until)?;
         check("eval_samples", (1..=1 << 16).contains(&self.eval_samples), "from 1 to 65536", self.eval_samples)
     }
 }
@@ -160,6 +160,11 @@ pub(crate) fn part_of(sum: &Sum) -> Part {
         1 => Part::Test,
         _ => Part::Train,
     }
+}
+
+/// How many of the 100 sums of one digit are test prompts: few, so a measurement of that width repeats them.
+pub(crate) fn one_digit_tests() -> usize {
+    (0..100).filter(|i| part_of(&Sum { a: vec![i / 10], b: vec![i % 10] }) == Part::Test).count()
 }
 
 /// A prompt of `width` digits that belongs to `part`.
@@ -360,8 +365,10 @@ mod tests {
 
     #[test]
     fn sparse_operands_fade() {
-        let mut task = Addition::new(AdditionConfig { max_width: 16, ..AdditionConfig::default() });
+        let config = AdditionConfig { max_width: 16, sparse_until: 0.6, ..AdditionConfig::default() };
+        let mut task = Addition::new(config.clone());
         assert_eq!((task.sparse(0.0), task.sparse(0.3), task.sparse(0.6)), (0.8, 0.4, 0.0));
+        assert_eq!(Addition::new(AdditionConfig { sparse_until: 2.0, ..config }).sparse(1.0), 0.4);
         let mut zeros = |step| {
             let batch = task.batch(at(step), 400);
             let digits = batch.tokens.iter().filter(|token| **token < PLUS);
