@@ -68,6 +68,53 @@ impl<F: Real> State<F> {
         }
     }
 
+    /// The states of some of its sequences, in this order; one may be taken more than once.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such sequence.
+    pub fn select(&self, sequences: &[usize]) -> Self {
+        let of_all = self.shape.sequences;
+        let rows = |data: &[F]| -> Vec<F> {
+            let width = data.len() / of_all.max(1);
+            sequences
+                .iter()
+                .flat_map(|sequence| &data[sequence * width..(sequence + 1) * width])
+                .copied()
+                .collect()
+        };
+        Self {
+            memory: rows(&self.memory),
+            last_key: rows(&self.last_key),
+            tail_x: rows(&self.tail_x),
+            tail_v: rows(&self.tail_v),
+            tail_len: sequences.iter().map(|sequence| self.tail_len[*sequence]).collect(),
+            started: sequences.iter().map(|sequence| self.started[*sequence]).collect(),
+            shape: Shape { sequences: sequences.len(), ..self.shape },
+        }
+    }
+
+    /// The sequences of all these states, one after the other: the other direction of [`State::select`].
+    ///
+    /// # Panics
+    ///
+    /// If there is none, or if they are of different rules or sizes.
+    pub fn join(states: &[Self]) -> Self {
+        let shape = states.first().expect("a state at least").shape;
+        let alike = |state: &Self| Shape { sequences: 0, ..state.shape } == Shape { sequences: 0, ..shape };
+        assert!(states.iter().all(alike), "states of one rule and size");
+        let all = |of: fn(&Self) -> &[F]| states.iter().flat_map(of).copied().collect();
+        Self {
+            memory: all(|state| &state.memory),
+            last_key: all(|state| &state.last_key),
+            tail_x: all(|state| &state.tail_x),
+            tail_v: all(|state| &state.tail_v),
+            tail_len: states.iter().flat_map(|state| &state.tail_len).copied().collect(),
+            started: states.iter().flat_map(|state| &state.started).copied().collect(),
+            shape: Shape { sequences: states.iter().map(|state| state.shape.sequences).sum(), ..shape },
+        }
+    }
+
     /// Refuses a state that was made for other sizes, or whose arrays were replaced by shorter ones.
     pub fn check(&self, rule: &Rule, sizes: &Sizes) -> Result<(), Error> {
         let shape = &self.shape;

@@ -189,6 +189,11 @@ const POSITIONS: &str = "positions";
 impl Model {
     /// Writes a state to a file, to be gone on from another day.
     pub fn save_state(&self, state: &ModelState, path: &Path) -> Result<(), FileError> {
+        write_arrays(path, &self.state_arrays(state))
+    }
+
+    /// A state as arrays, for a file that holds more than that.
+    pub fn state_arrays(&self, state: &ModelState) -> NamedArrays {
         assert_eq!(self.layers().len(), state.layers.len(), "layers of the model, and of the state");
         let mut arrays = BTreeMap::new();
         for (index, (layer, state)) in self.layers().iter().zip(&state.layers).enumerate() {
@@ -199,12 +204,17 @@ impl Model {
         // In two halves, so that every position is exact.
         let halves = state.positions().iter().flat_map(|t| [(t >> 24) as f32, (t & 0xff_ffff) as f32]).collect();
         arrays.insert(POSITIONS.into(), (vec![state.positions().len(), 2], halves));
-        write_arrays(path, &arrays)
+        arrays
     }
 
     /// Reads what [`Model::save_state`] wrote, on either path. A state of another model is refused.
     pub fn load_state(&self, path: &Path) -> Result<ModelState, FileError> {
-        let mut arrays = Arrays { of: read_arrays(path)?, path: path.into(), prefix: String::new() };
+        self.restore_state(read_arrays(path)?, path)
+    }
+
+    /// Undoes [`Model::state_arrays`]; errors name `path`, where they came from.
+    pub fn restore_state(&self, arrays: NamedArrays, path: &Path) -> Result<ModelState, FileError> {
+        let mut arrays = Arrays { of: arrays, path: path.into(), prefix: String::new() };
         let sequences = arrays.shape(POSITIONS).and_then(|shape| shape.first().copied()).unwrap_or(0);
         let halves = arrays.counts(POSITIONS, &[sequences, 2])?;
         let (halves, _) = halves.as_chunks::<2>();

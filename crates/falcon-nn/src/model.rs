@@ -155,6 +155,32 @@ impl Model {
         ModelState { layers: self.layers.iter().map(|layer| layer.attn.state(sequences)).collect() }
     }
 
+    /// The states of some sequences of `state`, in this order; one may be taken more than once, to go on from it in many ways.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such sequence.
+    pub fn select(&self, state: &ModelState, sequences: &[usize]) -> ModelState {
+        let layers = self.layers.iter().zip(&state.layers);
+        ModelState { layers: layers.map(|(layer, state)| layer.attn.owner().select(state, sequences)).collect() }
+    }
+
+    /// The sequences of all these states side by side, one state after the other: to be gone on with together.
+    ///
+    /// # Panics
+    ///
+    /// If there is none, or if they are not all of this model.
+    pub fn join(&self, mut states: Vec<ModelState>) -> ModelState {
+        if states.len() == 1 {
+            return states.remove(0);
+        }
+        assert!(!states.is_empty(), "a state at least");
+        let layer = |(index, layer): (usize, &Block)| {
+            layer.attn.owner().join(&states.iter().map(|state| &state.layers[index]).collect::<Vec<_>>())
+        };
+        ModelState { layers: self.layers.iter().enumerate().map(layer).collect() }
+    }
+
     /// Logits `[batch, time, vocabulary]` of fresh sequences `[batch, time]`.
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let [batch, _] = tokens.dims();

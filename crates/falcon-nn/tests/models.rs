@@ -123,6 +123,50 @@ fn unequal_pieces_go_on() {
     }
 }
 
+/// Many ways to go on from what was read once: sequences of equal and of unequal length, taken twice and left out.
+#[test]
+fn states_are_selected() {
+    let device = Device::flex();
+    for (name, engine) in PRESETS.into_iter().flat_map(|name| [(name, Engine::Kernels), (name, Engine::Tensors)]) {
+        let model = Model::new(&config(name), engine, 2, &device).unwrap();
+        for lengths in [vec![6, 6, 6], vec![4, 7, 5], vec![6]] {
+            let begun = Sequences::packed(&lengths);
+            let read = tokens(begun.tokens(), 5);
+            let mut state = model.state(lengths.len());
+            model.hidden(tensor(&read, &device), &begun, &mut state);
+            for picks in [vec![lengths.len() - 1, 0, lengths.len() - 1], vec![0]] {
+                let ends: Vec<Vec<i32>> = (0..picks.len()).map(|i| tokens(2 + i % 2, i + 1)).collect();
+                let more = Sequences::packed(&ends.iter().map(Vec::len).collect::<Vec<_>>());
+                let mut picked = model.select(&state, &picks);
+                let got = numbers(model.run(tensor(&ends.concat(), &device), &more, &mut picked));
+                let whole: Vec<f32> = picks
+                    .iter()
+                    .zip(&ends)
+                    .flat_map(|(pick, end)| {
+                        let range = begun.offsets()[*pick]..begun.offsets()[pick + 1];
+                        let ids = [&read[range.clone()], end].concat();
+                        numbers(model.forward(tensor(&ids, &device).unsqueeze()))[range.len() * VOCABULARY..]
+                            .to_vec()
+                    })
+                    .collect();
+                assert_near(&format!("{name} by {engine:?}, {picks:?} of {lengths:?}"), &got, &whole);
+                // One by one, and put together again.
+                let apart = picks.iter().map(|pick| model.select(&state, &[*pick])).collect();
+                let again = model.run(tensor(&ends.concat(), &device), &more, &mut model.join(apart));
+                assert_near(&format!("{name} by {engine:?}, joined"), &numbers(again), &got);
+                // Beside one that has read nothing.
+                let fresh = tensor(&ends[0], &device);
+                let mut mixed = model.join(vec![model.state(1), model.select(&state, &picks[..1])]);
+                let both = Tensor::cat(vec![fresh.clone(), fresh.clone()], 0);
+                let both = numbers(model.run(both, &Sequences::uniform(2, ends[0].len()), &mut mixed));
+                let alone = numbers(model.forward(fresh.unsqueeze()));
+                let expected = [alone.as_slice(), &got[..alone.len()]].concat();
+                assert_near(&format!("{name} by {engine:?}, beside nothing"), &both, &expected);
+            }
+        }
+    }
+}
+
 #[test]
 fn hostile_states_are_refused() {
     let device = Device::flex();

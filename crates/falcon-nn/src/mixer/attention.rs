@@ -1,6 +1,6 @@
 //! Softmax attention, with a cache that grows.
 
-use burn::tensor::{Bool, Tensor, activation};
+use burn::tensor::{Bool, Int, Tensor, activation};
 
 use crate::ops::Engine;
 use crate::ops::attention::attention;
@@ -19,6 +19,35 @@ impl Cache {
 
     pub fn parts(&self) -> &[(Tensor<4>, Tensor<4>)] {
         &self.parts
+    }
+
+    /// Some of `all` sequences, in this order; `rows` are the same numbers.
+    pub fn select(&self, sequences: &[usize], all: usize, rows: Tensor<1, Int>) -> Self {
+        let one_by_one = all > 1 && self.parts.len() == all;
+        let parts = if one_by_one {
+            sequences.iter().map(|sequence| self.parts[*sequence].clone()).collect()
+        } else {
+            let select = |x: &Tensor<4>| x.clone().select(0, rows.clone());
+            self.parts.iter().map(|(k, v)| (select(k), select(v))).collect()
+        };
+        Self { parts }
+    }
+
+    /// The sequences of all these, each with how many it has, one after the other.
+    pub fn join(caches: Vec<(Self, usize)>) -> Self {
+        let Some((k, v)) = caches.iter().find_map(|(cache, _)| cache.parts.first()).cloned() else {
+            return Self::default();
+        };
+        let separate = caches.into_iter().flat_map(|(mut cache, sequences)| {
+            if cache.parts.is_empty() {
+                // Of nothing read there are no keys.
+                cache.parts =
+                    vec![[&k, &v].map(|x| x.clone().slice([0..1, 0..x.dims()[1], 0..0])).into(); sequences];
+            }
+            cache.separate(sequences);
+            cache.parts
+        });
+        Self { parts: separate.collect() }
     }
 
     /// The past takes no gradient.
@@ -87,8 +116,10 @@ fn batch(
 ) -> (Tensor<3>, Part) {
     let [q, k, v] = [q, k, v].map(|x| by_heads(x, count));
     let (k, v) = match past {
-        Some((k_past, v_past)) => (Tensor::cat(vec![k_past, k], 2), Tensor::cat(vec![v_past, v], 2)),
-        None => (k, v),
+        Some((k_past, v_past)) if k_past.dims()[2] > 0 => {
+            (Tensor::cat(vec![k_past, k], 2), Tensor::cat(vec![v_past, v], 2))
+        }
+        _ => (k, v),
     };
     let total = k.dims()[2];
     let scores = q.matmul(k.clone().swap_dims(2, 3));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use falcon_kernels::{Rule, Sizes, State};
 
 use super::attention::Cache;
@@ -66,6 +66,56 @@ impl Owner<'_> {
             None => Memory::Cache(Cache::default()),
         };
         MixerState { conv: [None, None, None], memory, positions: vec![0; sequences] }
+    }
+
+    /// The states of some sequences, in this order.
+    pub fn select(&self, state: &MixerState, sequences: &[usize]) -> MixerState {
+        let rows: Vec<i32> = sequences.iter().map(|sequence| *sequence as i32).collect();
+        let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, [sequences.len()]), &self.device);
+        let conv =
+            state.conv.each_ref().map(|past| past.as_ref().map(|past| past.clone().select(0, rows.clone())));
+        let memory = match (&state.memory, self.rule) {
+            (Memory::Rule(memory), Some(rule)) => {
+                let all = memory.as_ref().expect("a call puts the state back").to_state(rule);
+                Memory::Rule(Some(RuleState::new(self.engine, rule, all.select(sequences), &self.device)))
+            }
+            (Memory::Cache(cache), _) => Memory::Cache(cache.select(sequences, state.positions.len(), rows)),
+            (Memory::Rule(_), None) => panic!("the state is of another mixer"),
+        };
+        let positions = sequences.iter().map(|sequence| state.positions[*sequence]).collect();
+        MixerState { conv, memory, positions }
+    }
+
+    /// The sequences of all these states, one after the other.
+    pub fn join(&self, states: &[&MixerState]) -> MixerState {
+        // A sequence that has read nothing has no past to convolve: zeros, as if there were.
+        let past = |index: usize| {
+            let width = states.iter().find_map(|state| state.conv[index].as_ref()).map(|past| past.dims())?;
+            let of = |state: &&MixerState| match &state.conv[index] {
+                Some(past) => past.clone(),
+                None => Tensor::zeros([state.positions.len(), width[1], width[2]], &self.device),
+            };
+            Some(Tensor::cat(states.iter().map(of).collect(), 0))
+        };
+        let memory = match self.rule {
+            Some(rule) => {
+                let of = |state: &&MixerState| match &state.memory {
+                    Memory::Rule(Some(memory)) => memory.to_state(rule),
+                    _ => panic!("the state is of another mixer"),
+                };
+                let all = State::join(&states.iter().map(of).collect::<Vec<_>>());
+                Memory::Rule(Some(RuleState::new(self.engine, rule, all, &self.device)))
+            }
+            None => {
+                let of = |state: &&MixerState| match &state.memory {
+                    Memory::Cache(cache) => (cache.clone(), state.positions.len()),
+                    Memory::Rule(_) => panic!("the state is of another mixer"),
+                };
+                Memory::Cache(Cache::join(states.iter().map(of).collect()))
+            }
+        };
+        let positions = states.iter().flat_map(|state| &state.positions).copied().collect();
+        MixerState { conv: std::array::from_fn(past), memory, positions }
     }
 
     /// Everything in a state but the positions, by name.
