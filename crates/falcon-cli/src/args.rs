@@ -6,9 +6,12 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use falcon_kernels::Form;
 
 use crate::bench::BenchArgs;
+use crate::eval::EvalArgs;
+use crate::generate::GenerateArgs;
 use crate::report::ReportArgs;
 use crate::reproduce::ReproduceArgs;
 use crate::scan::{Dtype, Options};
+use crate::tokenizer::TokenizerArgs;
 use crate::train::TrainArgs;
 
 /// Fast-weight attention: rules, layers and models whose memory learns while it reads.
@@ -27,6 +30,12 @@ pub enum Command {
     Reproduce(ReproduceArgs),
     /// Train a model, or go on with a run that was stopped.
     Train(TrainArgs),
+    /// Measure trained models: perplexity of text, and the paper's benchmarks.
+    Eval(EvalArgs),
+    /// Say what a trained model makes of a beginning, token by token.
+    Generate(GenerateArgs),
+    /// Learn a tokenizer from text.
+    Tokenizer(TokenizerArgs),
     /// Compare runs in one HTML page.
     Report(ReportArgs),
     /// Run one rule over the tensors of a file, and write what it computed to another.

@@ -2,9 +2,12 @@
 
 pub mod args;
 pub mod bench;
+pub mod eval;
+pub mod generate;
 pub mod memory;
 pub mod progress;
 pub mod report;
 pub mod reproduce;
 pub mod scan;
+pub mod tokenizer;
 pub mod train;

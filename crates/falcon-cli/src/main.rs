@@ -7,11 +7,14 @@ use std::process::ExitCode;
 use clap::Parser;
 use falcon_cli::args::{Cli, Command, ScanArgs};
 use falcon_cli::bench;
+use falcon_cli::eval::{self, EvalError};
+use falcon_cli::generate::{self, GenerateError};
 use falcon_cli::memory;
 use falcon_cli::progress::with_spinner;
 use falcon_cli::report::{self, ReportCommandError};
 use falcon_cli::reproduce::{self, ReproduceError};
 use falcon_cli::scan::{self, Options, Report, ScanError};
+use falcon_cli::tokenizer::{self, TokenizerCommandError};
 use falcon_cli::train::{self, TrainCommandError};
 use falcon_lm::train::Outcome;
 
@@ -33,6 +36,23 @@ fn main() -> ExitCode {
             Ok(Some(Outcome::Interrupted)) => ExitCode::from(INTERRUPTED),
             Ok(_) => ExitCode::SUCCESS,
             Err(TrainCommandError::Output(error)) if is_closed(&error) => ExitCode::SUCCESS,
+            Err(error) => fail(error),
+        },
+        Command::Eval(args) => match eval::run(&args) {
+            Ok(Outcome::Interrupted) => ExitCode::from(INTERRUPTED),
+            Ok(Outcome::Finished) => ExitCode::SUCCESS,
+            Err(EvalError::Output(error)) if is_closed(&error) => ExitCode::SUCCESS,
+            Err(error) => fail(error),
+        },
+        Command::Generate(args) => match generate::run(&args) {
+            Ok(Outcome::Interrupted) => ExitCode::from(INTERRUPTED),
+            Ok(Outcome::Finished) => ExitCode::SUCCESS,
+            Err(GenerateError::Output(error)) if is_closed(&error) => ExitCode::SUCCESS,
+            Err(error) => fail(error),
+        },
+        Command::Tokenizer(args) => match tokenizer::run(&args) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(TokenizerCommandError::Output(error)) if is_closed(&error) => ExitCode::SUCCESS,
             Err(error) => fail(error),
         },
         Command::Report(args) => match report::run(&args) {

@@ -40,7 +40,9 @@ const TINY: [&str; 26] = [
 ];
 
 fn falcon() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_falcon"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
+    command.env("FALCON_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"));
+    command
 }
 
 fn command(run: &Path, more: &[&str]) -> Command {

@@ -88,14 +88,17 @@ const EXAMPLE: &str = r#"A COMPLETE FILE
 
   [task]
   name = "text"
-  train = "book.txt"          # the next byte of this file,
-  valid = "other.txt"         # measured on this one; without it, on the last twentieth
-  length = 256                # bytes a sequence
+  train = "books/"            # learn from a file, or from a folder of .txt, .md and .jsonl files,
+  valid = "other.txt.xz"      # measured on this one; without it, on the last twentieth;
+                              # .xz, .gz and .zst are read as they are
+  tokenizer = "bytes"         # or a tokenizer.json, or a folder with vocab.json and merges.txt
+  length = 256                # tokens a sequence
   eval_sequences = 64         # measured, at most
 
 A RUN'S FOLDER
 
   config.toml                 the resolved configuration
+  tokenizer.json              of text
   metrics.jsonl               a record a line: every step, every measurement
   checkpoints/step-000100/    config.json and model.safetensors, what the optimizer remembers,
                               where the run stands, and SHA256SUMS of it all

@@ -7,7 +7,7 @@ use std::time::Instant;
 use falcon_lm::config::RunConfig;
 use falcon_lm::memory;
 use falcon_lm::train::{EvalRecord, Outcome, Record, TrainRecord, Trainer, Watch};
-use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanBytes, HumanCount, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
 /// Looks on.
@@ -128,6 +128,11 @@ impl Watch for Show {
         }
     }
 
+    fn reading(&mut self, bytes: usize) {
+        self.bar.set_message(format!("{}{} of text made into tokens", self.about, HumanBytes(bytes as u64)));
+        self.bar.tick();
+    }
+
     fn stop(&mut self) -> bool {
         self.stop.load(Ordering::SeqCst)
     }
@@ -145,6 +150,11 @@ fn trained(record: &TrainRecord) -> String {
 
 fn measured(record: &EvalRecord) -> String {
     let EvalRecord { step, split, total, .. } = record;
-    let (accuracy, exact) = (100.0 * total.accuracy, 100.0 * total.exact);
-    format!("step {step:>6}  {split:<10}  loss {:.4}  accuracy {accuracy:.2}%  exact {exact:.2}%", total.loss)
+    let (loss, accuracy) = (total.loss, 100.0 * total.accuracy);
+    let about = if record.about.is_empty() {
+        format!("  exact {:.2}%", 100.0 * total.exact)
+    } else {
+        record.about.iter().map(|(name, value)| format!("  {name} {value:.3}")).collect()
+    };
+    format!("step {step:>6}  {split:<10}  loss {loss:.4}  accuracy {accuracy:.2}%{about}")
 }

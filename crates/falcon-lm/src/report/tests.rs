@@ -22,7 +22,14 @@ fn train(step: u64) -> Record {
 fn eval(step: u64, split: &str, widths: std::ops::Range<usize>) -> Record {
     let scores = Scores { loss: 1.0 / step as f64, accuracy: 0.5, exact: 0.25, tokens: 400, sequences: 40 };
     let groups = widths.map(|width| (format!("width {width}"), scores)).collect();
-    Record::Eval(EvalRecord { step, split: split.into(), total: scores, groups, seconds: 0.1 })
+    Record::Eval(EvalRecord {
+        step,
+        split: split.into(),
+        total: scores,
+        groups,
+        about: BTreeMap::new(),
+        seconds: 0.1,
+    })
 }
 
 fn gates(step: u64) -> Record {

@@ -14,7 +14,8 @@ use serde_json::Value;
 use thiserror::Error;
 
 pub use self::addition::{Addition, AdditionConfig, Mixture, Part, Widths};
-pub use self::text::{Text, TextConfig};
+pub use self::text::{Text, TextConfig, perplexities};
+use crate::data::{CacheError, Tokenizer, TokenizerError};
 use crate::train::{Scores, TrainConfig};
 
 /// Names of all tasks.
@@ -26,7 +27,7 @@ pub const TASKS: [&str; 2] = ["addition", "text"];
 pub enum TaskConfig {
     /// Sums of numbers, digit by digit.
     Addition(AdditionConfig),
-    /// The next byte of text.
+    /// The next token of text.
     Text(TextConfig),
 }
 
@@ -50,18 +51,19 @@ pub enum TaskError {
         name: &'static str,
     },
     /// Data cannot be read.
-    #[error("task.{name}: {path}: {error}")]
-    Io {
+    #[error("task.{name}: {error}")]
+    Data {
         /// The key.
         name: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: std::io::Error,
+        /// What is wrong.
+        error: Box<CacheError>,
     },
+    /// There is no such tokenizer.
+    #[error("task.tokenizer: {0}")]
+    Tokenizer(TokenizerError),
     /// There is too little of it.
     #[error(
-        "task.{name}: {path} has {got} bytes, too few for one sequence of {needed}; set task.length lower or give more text"
+        "task.{name}: {path} has {got} tokens, too few for one sequence of {needed}; set task.length lower or give more text"
     )]
     Short {
         /// The key.
@@ -186,6 +188,16 @@ pub trait Task: Send {
     /// How good a validation is; the largest is best.
     fn score(&self, validation: &Scores) -> f64;
 
+    /// What else there is to say of a measurement, such as perplexities.
+    fn about(&self, _scores: &Scores) -> BTreeMap<String, f64> {
+        BTreeMap::new()
+    }
+
+    /// What makes text of its tokens, if they are text.
+    fn tokenizer(&self) -> Option<&Tokenizer> {
+        None
+    }
+
     /// Told how each step went.
     fn observe(&mut self, _accuracy: f64) {}
 
@@ -223,11 +235,11 @@ impl TaskConfig {
         }
     }
 
-    /// Tokens there are.
-    pub fn vocab_size(&self) -> usize {
+    /// Tokens there are; reads the tokenizer if there is one.
+    pub fn vocab_size(&self) -> Result<usize, TaskError> {
         match self {
-            Self::Addition(_) => addition::VOCABULARY.len(),
-            Self::Text(_) => text::BYTES,
+            Self::Addition(_) => Ok(addition::VOCABULARY.len()),
+            Self::Text(config) => Ok(Tokenizer::open(&config.tokenizer).map_err(TaskError::Tokenizer)?.size()),
         }
     }
 
@@ -247,12 +259,12 @@ impl TaskConfig {
         }
     }
 
-    /// Ready to draw from; reads the data if there is some.
-    pub fn open(&self) -> Result<Box<dyn Task>, TaskError> {
+    /// Ready to draw from; reads the data if there is some, and tells `progress` the bytes of text made into tokens.
+    pub fn open(&self, progress: &mut dyn FnMut(usize)) -> Result<Box<dyn Task>, TaskError> {
         self.validate()?;
         Ok(match self {
             Self::Addition(config) => Box::new(Addition::new(config.clone())),
-            Self::Text(config) => Box::new(Text::open(config)?),
+            Self::Text(config) => Box::new(Text::open(config, progress)?),
         })
     }
 }

@@ -1,26 +1,26 @@
-//! The next byte of text.
+//! The next token of text.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use rand::seq::SliceRandom;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
 use super::{Batch, Moment, Split, Task, TaskError, VALIDATION, check, rng};
+use crate::data::{Source, Tokenizer, Tokens, Totals, cache_folder};
 use crate::train::Scores;
-
-/// Values of a byte: the vocabulary.
-pub(super) const BYTES: usize = 256;
 
 /// Options of the task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TextConfig {
-    /// The file to learn from.
+    /// The file or folder to learn from.
     pub train: PathBuf,
-    /// The file to be measured on. Without one, the last twentieth of the other is kept back.
+    /// The one to be measured on. Without one, the last twentieth of the other is kept back.
     pub valid: PathBuf,
-    /// Bytes of a sequence.
+    /// `bytes`, a `tokenizer.json`, or a folder with one or with `vocab.json` and `merges.txt`.
+    pub tokenizer: String,
+    /// Tokens of a sequence.
     pub length: usize,
     /// Sequences in a measurement, at most.
     pub eval_sequences: usize,
@@ -28,7 +28,13 @@ pub struct TextConfig {
 
 impl Default for TextConfig {
     fn default() -> Self {
-        Self { train: PathBuf::new(), valid: PathBuf::new(), length: 256, eval_sequences: 64 }
+        Self {
+            train: PathBuf::new(),
+            valid: PathBuf::new(),
+            tokenizer: "bytes".into(),
+            length: 256,
+            eval_sequences: 64,
+        }
     }
 }
 
@@ -41,42 +47,72 @@ impl TextConfig {
     }
 }
 
-/// Text, read.
+/// Text, as tokens.
 #[derive(Debug)]
 pub struct Text {
     config: TextConfig,
-    train: Vec<u8>,
-    valid: Vec<u8>,
+    tokenizer: Tokenizer,
+    train: Tokens,
+    /// None if the end of the other is kept back.
+    valid: Option<Tokens>,
+    /// Tokens of `train` to learn from.
+    learnt: usize,
     /// The order of the windows in the pass over the text that was drawn from last: the seed and the pass it is of.
     order: Option<(u64, u64, Vec<u32>)>,
 }
 
 impl Text {
-    /// Reads the files.
-    pub fn open(config: &TextConfig) -> Result<Self, TaskError> {
-        let mut train = read("train", &config.train)?;
-        let valid = if config.valid.as_os_str().is_empty() {
-            train.split_off(train.len() - train.len() / 20)
-        } else {
-            read("valid", &config.valid)?
+    /// Reads the files, or what was made of them before. `progress` is told the bytes of text made into tokens.
+    pub fn open(config: &TextConfig, progress: &mut dyn FnMut(usize)) -> Result<Self, TaskError> {
+        Self::open_in(config, &cache_folder(), progress)
+    }
+
+    fn open_in(config: &TextConfig, cache: &Path, progress: &mut dyn FnMut(usize)) -> Result<Self, TaskError> {
+        let tokenizer = Tokenizer::open(&config.tokenizer).map_err(TaskError::Tokenizer)?;
+        let mut open = |name: &'static str, path: &Path| {
+            let data = |error| TaskError::Data { name, error: Box::new(error) };
+            let source = Source::open(path).map_err(|error| data(error.into()))?;
+            Tokens::open(&source, &tokenizer, cache, progress).map_err(data)
         };
-        // Windows are numbered in 32 bits.
-        let most = u32::MAX as usize * config.length;
-        check("length", train.len() <= most, "longer, for as much text", config.length)?;
+        let train = open("train", &config.train)?;
+        let valid = match config.valid.as_os_str().is_empty() {
+            true => None,
+            false => Some(open("valid", &config.valid)?),
+        };
+        let all = train.totals().tokens;
+        let learnt = if valid.is_some() { all } else { all - all / 20 };
+        let text = Self { config: config.clone(), tokenizer, train, valid, learnt, order: None };
         let needed = config.length + 1;
-        let sources = [("train", &config.train, &train), ("valid", &config.valid, &valid)];
-        for (name, path, bytes) in sources {
-            if bytes.len() < needed {
-                let path = if path.as_os_str().is_empty() { &config.train } else { path };
-                return Err(TaskError::Short { name, path: path.clone(), got: bytes.len(), needed });
+        for (name, got) in [("train", learnt), ("valid", text.held_out().1 - text.held_out().0)] {
+            if got < needed {
+                let path = if name == "train" || config.valid.as_os_str().is_empty() {
+                    &config.train
+                } else {
+                    &config.valid
+                };
+                return Err(TaskError::Short { name, path: path.clone(), got, needed });
             }
         }
-        Ok(Self { config: config.clone(), train, valid, order: None })
+        // Windows are numbered in 32 bits.
+        check("length", learnt / config.length <= u32::MAX as usize, "longer, for as much text", config.length)?;
+        Ok(text)
+    }
+
+    /// The tokens to be measured on: from and to, of [`Text::measured`].
+    fn held_out(&self) -> (usize, usize) {
+        match &self.valid {
+            Some(valid) => (0, valid.totals().tokens),
+            None => (self.learnt, self.train.totals().tokens),
+        }
+    }
+
+    fn measured(&self) -> &Tokens {
+        self.valid.as_ref().unwrap_or(&self.train)
     }
 
     /// The window at which sequence number `index` of a run begins: every pass over the text takes all windows once, in an order of its own.
     fn window(&mut self, seed: u64, index: u64) -> usize {
-        let windows = (self.train.len() - 1) / self.config.length;
+        let windows = (self.learnt - 1) / self.config.length;
         let (pass, place) = (index / windows as u64, (index % windows as u64) as usize);
         let order = match &mut self.order {
             Some((of, at, order)) if (*of, *at) == (seed, pass) => order,
@@ -90,38 +126,41 @@ impl Text {
     }
 }
 
-fn read(name: &'static str, path: &Path) -> Result<Vec<u8>, TaskError> {
-    std::fs::read(path).map_err(|error| TaskError::Io { name, path: path.into(), error })
+/// A window of text as sequences: a document that begins in it is one of its own, so that no state reaches over from the one before.
+fn sequences(tokens: &Tokens, start: usize, length: usize) -> Vec<(Vec<i32>, Vec<i64>)> {
+    let window = tokens.get(start..start + length + 1);
+    let documents = tokens.documents();
+    let first = documents.partition_point(|document| *document <= start);
+    let inside = documents[first..].iter().map(|document| document - start).take_while(|at| *at < length);
+    let cuts: Vec<usize> = std::iter::once(0).chain(inside).chain([length]).collect();
+    let part = |cut: &[usize]| {
+        let read = window[cut[0]..cut[1]].iter().map(|token| *token as i32).collect();
+        (read, window[cut[0] + 1..=cut[1]].iter().map(|token| i64::from(*token)).collect())
+    };
+    cuts.windows(2).map(part).collect()
 }
 
-/// Length and hash.
-fn fingerprint(bytes: &[u8]) -> String {
-    let hash = Sha256::digest(bytes);
-    format!("{} bytes, sha256 {}", bytes.len(), hash.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
-}
-
-/// A sequence of the bytes at the start of `bytes`, each followed by the next.
-fn sequence(bytes: &[u8], length: usize) -> (Vec<i32>, Vec<i64>) {
-    let tokens = bytes[..length].iter().map(|byte| i32::from(*byte)).collect();
-    (tokens, bytes[1..=length].iter().map(|byte| i64::from(*byte)).collect())
+/// Perplexities by what text is counted in, of a loss by token: a tokenizer of fewer, longer tokens has a larger one by token alone.
+pub fn perplexities(loss: f64, totals: Totals) -> BTreeMap<String, f64> {
+    let by = |count: usize| (loss * totals.tokens as f64 / count.max(1) as f64).exp();
+    let of = [("token", by(totals.tokens)), ("byte", by(totals.bytes)), ("word", by(totals.words))];
+    of.into_iter().map(|(unit, perplexity)| (format!("{unit} perplexity"), perplexity)).collect()
 }
 
 impl Task for Text {
     fn batch(&mut self, moment: Moment, count: usize) -> Batch {
         let first = moment.step * count as u64;
-        Batch::new((0..count as u64).map(|i| {
-            let start = self.window(moment.seed, first + i);
-            sequence(&self.train[start..], self.config.length)
-        }))
+        let starts: Vec<usize> = (0..count as u64).map(|i| self.window(moment.seed, first + i)).collect();
+        Batch::new(starts.into_iter().flat_map(|start| sequences(&self.train, start, self.config.length)))
     }
 
     fn splits(&self) -> Vec<Split> {
-        let length = self.config.length;
-        let windows = (self.valid.len() - 1) / length;
+        let (length, (from, to)) = (self.config.length, self.held_out());
+        let windows = (to - from - 1) / length;
         // Spread over the whole text, whatever it is about.
         let count = windows.min(self.config.eval_sequences);
-        let starts = (0..count).map(|i| i * windows / count * length);
-        let batch = Batch::new(starts.map(|start| sequence(&self.valid[start..], length)));
+        let starts = (0..count).map(|i| from + i * windows / count * length);
+        let batch = Batch::new(starts.flat_map(|start| sequences(self.measured(), start, length)));
         vec![Split { name: VALIDATION.into(), groups: vec![(String::new(), batch)] }]
     }
 
@@ -129,22 +168,31 @@ impl Task for Text {
         -validation.loss
     }
 
+    fn about(&self, scores: &Scores) -> BTreeMap<String, f64> {
+        perplexities(scores.loss, self.measured().totals())
+    }
+
+    fn tokenizer(&self) -> Option<&Tokenizer> {
+        Some(&self.tokenizer)
+    }
+
     /// What was read, so that a run does not go on with other text under the same name.
     fn state(&self) -> Value {
-        json!({ "train": fingerprint(&self.train), "valid": fingerprint(&self.valid) })
+        let valid = self.valid.as_ref().map(Tokens::fingerprint);
+        json!({ "train": self.train.fingerprint(), "valid": valid, "tokenizer": self.tokenizer.fingerprint() })
     }
 
     fn restore(&mut self, state: Value) -> Result<(), TaskError> {
-        for (name, bytes, path) in
-            [("train", &self.train, &self.config.train), ("valid", &self.valid, &self.config.valid)]
-        {
-            let now = fingerprint(bytes);
-            if state[name] != now.as_str() {
-                let path = if path.as_os_str().is_empty() { &self.config.train } else { path };
-                return Err(TaskError::Changed { name, path: path.clone() });
-            }
+        let now = self.state();
+        let of = [
+            ("tokenizer", PathBuf::from(&self.config.tokenizer)),
+            ("train", self.config.train.clone()),
+            ("valid", self.config.valid.clone()),
+        ];
+        match of.into_iter().find(|(name, _)| state[*name] != now[*name]) {
+            Some((name, path)) => Err(TaskError::Changed { name, path }),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -152,18 +200,24 @@ impl Task for Text {
 mod tests {
     use super::*;
 
-    fn text(bytes: &[u8], length: usize) -> Result<Text, TaskError> {
+    /// Tokens are kept in a folder of the test, not of the user.
+    fn text(files: &[(&str, &str)], length: usize) -> Result<Text, TaskError> {
         let folder = tempfile::tempdir().unwrap();
-        let train = folder.path().join("a.txt");
-        std::fs::write(&train, bytes).unwrap();
-        Text::open(&TextConfig { train, length, ..TextConfig::default() })
+        for (name, text) in files {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        let config = TextConfig { train: folder.path().into(), length, ..TextConfig::default() };
+        Text::open_in(&config, &folder.path().join("cache"), &mut |_| ())
+    }
+
+    fn letters(count: usize) -> String {
+        (0..count).map(|i| char::from(b'a' + (i % 26) as u8)).collect()
     }
 
     #[test]
     fn a_pass_takes_every_window_once() {
-        let bytes: Vec<u8> = (0..240).collect();
-        let mut text = text(&bytes, 10).unwrap();
-        assert_eq!((text.train.len(), text.valid.len()), (228, 12));
+        let mut text = text(&[("a.txt", &letters(239))], 10).unwrap();
+        assert_eq!((text.learnt, text.held_out()), (228, (228, 240)));
         let mut starts = |pass: u64| -> Vec<usize> { (0..22).map(|i| text.window(3, pass * 22 + i)).collect() };
         let (first, second) = (starts(0), starts(1));
         let sorted = |mut starts: Vec<usize>| {
@@ -176,31 +230,61 @@ mod tests {
     }
 
     #[test]
-    fn targets_are_the_next_bytes() {
-        let mut text = text(&(0..=255).collect::<Vec<u8>>(), 4).unwrap();
+    fn documents_are_sequences_of_their_own() {
+        let files = [("a.txt", "abc"), ("b.txt", "defghij"), ("c.txt", &letters(200))];
+        let text = text(&files, 8).unwrap();
+        // | a b c | d e f g h i j |
+        assert_eq!(
+            sequences(&text.train, 0, 8),
+            [(vec![256, 97, 98, 99], vec![97, 98, 99, 256]), (vec![256, 100, 101, 102], vec![100, 101, 102, 103]),]
+        );
+        assert_eq!(sequences(&text.train, 8, 4), [(vec![103, 104, 105, 106], vec![104, 105, 106, 256])]);
+        assert_eq!(sequences(&text.train, 12, 1), [(vec![256], vec![97])], "also where one begins a window");
+    }
+
+    #[test]
+    fn targets_are_the_next_tokens() {
+        let mut text = text(&[("a.txt", &letters(255))], 4).unwrap();
         let batch = text.batch(Moment { seed: 1, step: 5, steps: 9 }, 3);
         assert_eq!(batch.sequences.lengths().collect::<Vec<_>>(), [4, 4, 4]);
-        assert!(batch.tokens.iter().zip(&batch.targets).all(|(token, target)| i64::from(token + 1) == *target));
+        let next = |token: i32| if token == 122 { 97 } else { i64::from(token) + 1 };
+        let follows = |(token, target): (&i32, &i64)| *token == 256 || next(*token) == *target;
+        assert!(batch.tokens.iter().zip(&batch.targets).all(follows));
         let splits = text.splits();
-        assert_eq!(splits[0].groups[0].1.tokens[0], 244, "the last twentieth");
+        assert_eq!(
+            splits[0].groups[0].1.tokens[..2],
+            text.train.get(244..246).iter().map(|t| *t as i32).collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn perplexity_is_counted_in_tokens_bytes_and_words() {
+        let totals = Totals { tokens: 10, documents: 1, bytes: 40, words: 5 };
+        let of = perplexities(2f64.ln(), totals);
+        let values = ["token", "byte", "word"].map(|unit| of[&format!("{unit} perplexity")]);
+        let expected = [2.0, 2f64.powf(0.25), 4.0];
+        assert!(values.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-12), "{of:?}");
     }
 
     #[test]
     fn another_text_under_the_same_name_is_noticed() {
-        let mut one = text(&(0..=255).collect::<Vec<u8>>(), 4).unwrap();
+        let mut one = text(&[("a.txt", &letters(256))], 4).unwrap();
         let state = one.state();
         assert!(one.restore(state.clone()).is_ok());
-        let said = text(&[7; 256], 4).unwrap().restore(state).unwrap_err().to_string();
-        assert!(said.contains("a.txt has changed since the run began"), "{said}");
+        let said = text(&[("a.txt", &letters(250))], 4).unwrap().restore(state).unwrap_err().to_string();
+        assert!(said.contains("task.train") && said.contains("has changed since the run began"), "{said}");
     }
 
     #[test]
     fn files_that_do_not_do_say_why() {
-        let said = text(&[1; 30], 64).unwrap_err().to_string();
-        assert!(said.contains("task.train") && said.contains("29 bytes") && said.contains("65"), "{said}");
+        let said = text(&[("a.txt", &letters(29))], 64).unwrap_err().to_string();
+        assert!(said.contains("task.train") && said.contains("29 tokens") && said.contains("65"), "{said}");
         let missing = TextConfig { train: "no/such/file.txt".into(), ..TextConfig::default() };
-        let said = Text::open(&missing).unwrap_err().to_string();
+        let said = Text::open(&missing, &mut |_| ()).unwrap_err().to_string();
         assert!(said.contains("no/such/file.txt") && said.contains("task.train"), "{said}");
         assert!(TextConfig::default().validate().unwrap_err().to_string().contains("--set task.train="));
+        let other = TextConfig { tokenizer: "no/such/folder".into(), ..missing };
+        let said = Text::open(&other, &mut |_| ()).unwrap_err().to_string();
+        assert!(said.contains("task.tokenizer") && said.contains("no/such/folder"), "{said}");
     }
 }

@@ -157,6 +157,12 @@ impl Checkpoint {
     }
 }
 
+/// The best step so far, as a checkpoint says.
+pub(super) fn best_of(folder: &Path) -> Option<u64> {
+    let progress: Progress = serde_json::from_slice(&fs::read(folder.join(PROGRESS_FILE)).ok()?).ok()?;
+    Some(progress.best?.step)
+}
+
 /// Names of a parameter's moments in the file.
 fn names(parameter: &str) -> [String; 2] {
     [format!("mean.{parameter}"), format!("square.{parameter}")]

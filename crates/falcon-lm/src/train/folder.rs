@@ -8,7 +8,7 @@ use burn::tensor::Device;
 use falcon_nn::write_file;
 use thiserror::Error;
 
-use super::checkpoint::{ASIDE, Checkpoint, CheckpointError, remove};
+use super::checkpoint::{ASIDE, Checkpoint, CheckpointError, best_of, remove};
 use crate::config::{RUN_FILE, RunConfig, RunConfigError};
 
 const LOCK_FILE: &str = "lock";
@@ -191,6 +191,15 @@ pub fn checkpoint_steps(run: &Path) -> Result<Vec<u64>, FolderError> {
     let mut steps: Vec<u64> = names.filter_map(|name| name.strip_prefix(STEP)?.parse().ok()).collect();
     steps.sort_unstable();
     Ok(steps)
+}
+
+/// The checkpoint of a run that was best on validation data, as its last one says; none before the first.
+pub fn best_checkpoint(run: &Path) -> Result<Option<PathBuf>, FolderError> {
+    let steps = checkpoint_steps(run)?;
+    let Some(last) = steps.last() else { return Ok(None) };
+    let of = |step: u64| run.join(CHECKPOINTS).join(format!("{STEP}{step:06}"));
+    let best = best_of(&of(*last)).filter(|best| steps.contains(best));
+    Ok(Some(of(best.unwrap_or(*last))))
 }
 
 /// Holds the lock of a folder, which says who does.

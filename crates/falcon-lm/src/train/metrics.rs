@@ -74,6 +74,9 @@ pub struct EvalRecord {
     /// Parts of it, such as one width each, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<(String, Scores)>,
+    /// What else the task has to say of it, such as perplexities.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub about: BTreeMap<String, f64>,
     /// Time it took.
     pub seconds: f64,
 }
@@ -236,6 +239,7 @@ mod tests {
             split: "validation".into(),
             total: scores,
             groups: vec![("width 1".into(), scores)],
+            about: BTreeMap::from([("token perplexity".into(), 1.6)]),
             seconds: 0.1,
         });
         let all = [train(1), train(2), eval, train(3)];

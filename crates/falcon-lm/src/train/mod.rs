@@ -12,7 +12,7 @@ mod trainer;
 
 pub use checkpoint::{Best, Checkpoint, CheckpointError, Progress};
 pub use config::{TrainConfig, TrainConfigError};
-pub use folder::{FolderError, RunFolder, checkpoint_steps};
+pub use folder::{FolderError, RunFolder, best_checkpoint, checkpoint_steps};
 pub use health::{Bad, Fault, diagnose};
 pub use metrics::{
     EvalRecord, GatesRecord, METRICS_FILE, MetricsError, Record, Scores, StartRecord, StopRecord, TrainRecord,

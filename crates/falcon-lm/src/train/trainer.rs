@@ -19,6 +19,7 @@ use super::metrics::{
 use super::step::{StepGradients, gradients};
 use super::{AdamW, clip};
 use crate::config::{RunConfig, RunConfigError};
+use crate::data::TOKENIZER_FILE;
 use crate::evaluate::{evaluate, tokens};
 use crate::memory;
 use crate::tasks::{Batch, Moment, Split, Task, TaskError, VALIDATION};
@@ -30,6 +31,9 @@ pub trait Watch {
 
     /// Told what is amiss but can be lived with.
     fn warn(&mut self, _message: &str) {}
+
+    /// Told how many bytes of text have been made into tokens, where that has to be done first.
+    fn reading(&mut self, _bytes: usize) {}
 
     /// Asked before every step: whether to save and stop.
     fn stop(&mut self) -> bool {
@@ -114,9 +118,13 @@ impl Trainer {
     /// A run of `config` in the folder `path`: a new one, or the one that is there, from its last checkpoint.
     pub fn open(config: &RunConfig, path: &std::path::Path, watch: &mut dyn Watch) -> Result<Self, TrainError> {
         // What needs no folder first: a folder should not be left behind by a run that cannot be.
-        let mut task = config.task.open()?;
+        let mut task = config.task.open(&mut |bytes| watch.reading(bytes))?;
         let device = Device::flex().autodiff();
         let folder = RunFolder::open(path, config)?;
+        if let Some(tokenizer) = task.tokenizer() {
+            // A run speaks for itself, wherever its tokenizer came from.
+            tokenizer.save(&folder.path().join(TOKENIZER_FILE)).map_err(TaskError::Tokenizer)?;
+        }
         let last = folder.last(config, &device, |message| watch.warn(message))?;
         let saved = last.as_ref().map(|last| last.progress.step);
         let Checkpoint { model, optimizer, progress } = match last {
@@ -276,8 +284,8 @@ impl Trainer {
                 if name == VALIDATION {
                     validation = total;
                 }
-                let seconds = begin.elapsed().as_secs_f64();
-                self.write(Record::Eval(EvalRecord { step, split: name, total, groups, seconds }), watch)?;
+                let (about, seconds) = (self.task.about(&total), begin.elapsed().as_secs_f64());
+                self.write(Record::Eval(EvalRecord { step, split: name, total, groups, about, seconds }), watch)?;
             }
             self.splits.push(split);
         }

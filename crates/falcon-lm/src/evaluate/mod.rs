@@ -1,10 +1,17 @@
-//! How good a model's predictions are on held-out data.
+//! How good a model's predictions are: on held-out data, on text, and on the paper's benchmarks.
+
+mod choices;
+mod likelihood;
+mod perplexity;
 
 use std::ops::AddAssign;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use falcon_nn::{Model, Prediction, predictions};
 
+pub use self::choices::{BENCHMARKS, Benchmark, BenchmarkError, BenchmarkResult, Estimate, Item};
+pub use self::likelihood::{Likelihood, Request, likelihoods};
+pub use self::perplexity::{Reading, TextScore, text_score};
 use crate::tasks::{Batch, Split};
 use crate::train::Scores;
 
@@ -42,7 +49,17 @@ pub(crate) fn logits(model: &Model, batch: &Batch) -> Tensor<2> {
 }
 
 pub(crate) fn tokens(batch: &Batch, device: &Device) -> Tensor<1, Int> {
-    Tensor::from_data(TensorData::new(batch.tokens.clone(), [batch.tokens.len()]), device)
+    whole_numbers(batch.tokens.clone(), device)
+}
+
+/// Tokens as a model takes them.
+pub(crate) fn ids(tokens: &[u32], device: &Device) -> Tensor<1, Int> {
+    whole_numbers(tokens.iter().map(|token| *token as i32).collect(), device)
+}
+
+fn whole_numbers(numbers: Vec<i32>, device: &Device) -> Tensor<1, Int> {
+    let count = numbers.len();
+    Tensor::from_data(TensorData::new(numbers, [count]), device)
 }
 
 /// What scores are made of.

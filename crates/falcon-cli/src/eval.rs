@@ -1,0 +1,375 @@
+//! `falcon eval`: perplexity of text, and the paper's benchmarks.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use burn::tensor::Device;
+use clap::Args;
+use falcon_lm::data::{CacheError, Source, Tokens, cache_folder};
+use falcon_lm::evaluate::{
+    BENCHMARKS, Benchmark, BenchmarkError, BenchmarkResult, Estimate, Reading, TextScore, text_score,
+};
+use falcon_lm::train::Outcome;
+use falcon_lm::trained::{Trained, TrainedError};
+use falcon_nn::{nearest, write_file};
+use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::train::{asked_to_stop, use_threads};
+
+/// Arguments of `falcon eval`.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct EvalArgs {
+    /// Runs of `falcon train`, or folders with config.json and model.safetensors: a row of the table each.
+    #[arg(value_name = "MODEL", required = true)]
+    pub models: Vec<PathBuf>,
+
+    /// Text whose perplexity to measure: a file or a folder; may be given many times.
+    #[arg(short, long, value_name = "TEXT")]
+    pub text: Vec<PathBuf>,
+
+    /// Read text in windows of so many tokens, each as if nothing came before; without it, every document from beginning to end, with the
+    /// state carried all the way.
+    #[arg(short, long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub window: Option<u32>,
+
+    /// Benchmarks: lambada_openai, piqa, hellaswag, winogrande, arc_easy, arc_challenge, openbookqa, social_iqa, sciq, or all.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "data")]
+    pub tasks: Vec<String>,
+
+    /// The folder with the benchmarks, NAME.jsonl each.
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+
+    /// Examples before each question: 0, 1, or both as 0,1.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "0", value_parser = clap::value_parser!(u8).range(0..=8))]
+    pub shots: Vec<u8>,
+
+    /// Questions of each benchmark, at most.
+    #[arg(long, value_name = "N")]
+    pub limit: Option<usize>,
+
+    /// Keep results in this JSON file as they come; what is in it already is not measured again.
+    #[arg(short, long, value_name = "JSON")]
+    pub output: Option<PathBuf>,
+
+    /// A tokenizer other than the models' own.
+    #[arg(long, value_name = "PATH")]
+    pub tokenizer: Option<String>,
+
+    /// Threads; all cores if not given.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+
+    /// Print the results as JSON instead of tables.
+    #[arg(long)]
+    pub json: bool,
+}
+
+const EXAMPLES: &str = "\
+HOW BENCHMARKS ARE SCORED
+
+  As in lm-evaluation-harness: a choice by the sum of its tokens' log-likelihoods after the
+  question (acc), or that sum divided by its characters (acc_norm, which tables show for those
+  marked *). An example before a question is the first of the same file; that one has the second.
+
+  A line of DIR/NAME.jsonl is a JSON object: question, choices, gold; social_iqa has a context
+  too, hellaswag context, choices, gold; winogrande contexts, continuation, gold; lambada_openai
+  context, target.
+
+EXAMPLES
+
+  falcon eval runs/mine --text book.txt
+  falcon eval runs/* --text test.txt --window 1024 --output results.json
+  falcon eval runs/mine --tasks all --data eval/ --shots 0,1";
+
+/// Why there are no results.
+#[derive(Debug, Error)]
+pub enum EvalError {
+    /// Nothing to do.
+    #[error("nothing to measure: give --text FILE, or --tasks all --data DIR")]
+    Nothing,
+    /// There is no such benchmark.
+    #[error("unknown benchmark {name:?}; {hint}")]
+    Task {
+        /// The name.
+        name: String,
+        /// The nearest.
+        hint: String,
+    },
+    /// There is no such model.
+    #[error(transparent)]
+    Trained(#[from] TrainedError),
+    /// The text cannot be read.
+    #[error(transparent)]
+    Text(#[from] CacheError),
+    /// The benchmark cannot be.
+    #[error(transparent)]
+    Benchmark(#[from] BenchmarkError),
+    /// The results cannot be kept or read.
+    #[error("{}: {error}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// A file of something else.
+    #[error("{}: not results of this command: {error}; give --output another name", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: serde_json::Error,
+    },
+    /// What was to be printed could not be.
+    #[error("stdout: {0}")]
+    Output(#[from] io::Error),
+}
+
+/// What is known of a model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelResult {
+    /// As it was named.
+    pub model: String,
+    /// What tells its weights from others.
+    pub weights: String,
+    /// Of texts.
+    #[serde(default)]
+    pub texts: Vec<TextResult>,
+    /// Of benchmarks.
+    #[serde(default)]
+    pub benchmarks: Vec<BenchmarkResult>,
+}
+
+/// What a text costs a model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TextResult {
+    /// The file or folder.
+    pub text: String,
+    /// What tells it from others.
+    pub fingerprint: String,
+    /// Tokens of a window; none if it was read from beginning to end.
+    pub window: Option<u32>,
+    /// The cost.
+    #[serde(flatten)]
+    pub score: TextScore,
+}
+
+/// Measures, and prints tables.
+pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
+    let benchmarks = benchmarks(args)?;
+    if args.text.is_empty() && benchmarks.is_empty() {
+        return Err(EvalError::Nothing);
+    }
+    use_threads(args.threads);
+    let mut known = args.output.as_deref().map_or(Ok(Vec::new()), read)?;
+    let mut asked = Vec::new();
+    for path in &args.models {
+        let trained = Trained::open(path, args.tokenizer.as_deref(), &Device::flex())?;
+        let name = path.display().to_string();
+        let old = known.iter().position(|result| result.model == name && result.weights == trained.weights);
+        let index = old.unwrap_or_else(|| {
+            known.retain(|result| result.model != name);
+            let weights = trained.weights.clone();
+            known.push(ModelResult { model: name.clone(), weights, texts: Vec::new(), benchmarks: Vec::new() });
+            known.len() - 1
+        });
+        let mut work = Work { args, trained: &trained, name: &name };
+        if !work.texts(&mut known, index)? || !work.benchmarks(&benchmarks, &mut known, index)? {
+            return Ok(Outcome::Interrupted);
+        }
+        asked.push(name);
+    }
+    let shown: Vec<&ModelResult> = known.iter().filter(|result| asked.contains(&result.model)).collect();
+    let mut out = io::stdout().lock();
+    match args.json {
+        true => writeln!(out, "{}", serde_json::to_string(&shown).map_err(io::Error::from)?)?,
+        false => write!(out, "{}", tables(&shown, args))?,
+    }
+    Ok(Outcome::Finished)
+}
+
+fn benchmarks(args: &EvalArgs) -> Result<Vec<&'static Benchmark>, EvalError> {
+    if args.tasks.iter().any(|name| name == "all") {
+        return Ok(BENCHMARKS.iter().collect());
+    }
+    let find = |name: &String| {
+        Benchmark::named(name).ok_or_else(|| EvalError::Task {
+            name: name.clone(),
+            hint: nearest(name, BENCHMARKS.iter().map(|benchmark| benchmark.name)),
+        })
+    };
+    args.tasks.iter().map(find).collect()
+}
+
+fn read(path: &Path) -> Result<Vec<ModelResult>, EvalError> {
+    match fs::read(path) {
+        Ok(json) => serde_json::from_slice(&json).map_err(|error| EvalError::Foreign { path: path.into(), error }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(EvalError::Io { path: path.into(), error }),
+    }
+}
+
+/// What is measured of one model.
+struct Work<'a> {
+    args: &'a EvalArgs,
+    trained: &'a Trained,
+    name: &'a str,
+}
+
+impl Work<'_> {
+    fn keep(&self, known: &[ModelResult]) -> Result<(), EvalError> {
+        let Some(path) = &self.args.output else { return Ok(()) };
+        let json = serde_json::to_vec_pretty(known).expect("results are plain data");
+        write_file(path, &json).map_err(|error| EvalError::Io { path: path.clone(), error })
+    }
+
+    /// False if interrupted.
+    fn texts(&mut self, known: &mut [ModelResult], index: usize) -> Result<bool, EvalError> {
+        let Trained { model, tokenizer, .. } = self.trained;
+        for path in &self.args.text {
+            let bar = bar();
+            let source = Source::open(path).map_err(CacheError::from)?;
+            let text = Tokens::open(&source, tokenizer, &cache_folder(), &mut |bytes| {
+                bar.set_message(format!("{}: {} made into tokens", path.display(), HumanBytes(bytes as u64)));
+            })?;
+            let name = path.display().to_string();
+            let same = |old: &TextResult| {
+                old.text == name && old.fingerprint == text.fingerprint() && old.window == self.args.window
+            };
+            if known[index].texts.iter().any(same) {
+                continue;
+            }
+            let reading = self.args.window.map_or(Reading::Whole, |window| Reading::Windows(window as usize));
+            bar.set_message(format!("{}: {name}", self.name));
+            let score = text_score(model, &text, reading, &mut |done, all| follow(&bar, done, all));
+            bar.finish_and_clear();
+            let Some(score) = score else { return Ok(false) };
+            let (fingerprint, window) = (text.fingerprint().to_string(), self.args.window);
+            known[index].texts.retain(|old| old.text != name || old.window != window);
+            known[index].texts.push(TextResult { text: name, fingerprint, window, score });
+            self.keep(known)?;
+        }
+        Ok(true)
+    }
+
+    /// False if interrupted.
+    fn benchmarks(
+        &mut self,
+        benchmarks: &[&'static Benchmark],
+        known: &mut [ModelResult],
+        index: usize,
+    ) -> Result<bool, EvalError> {
+        let Trained { model, tokenizer, .. } = self.trained;
+        for benchmark in benchmarks {
+            let folder = self.args.data.as_deref().unwrap_or(Path::new("."));
+            let path = folder.join(format!("{}.jsonl", benchmark.name));
+            let items = benchmark.read(&path, self.args.limit.unwrap_or(usize::MAX))?;
+            for shots in self.args.shots.iter().map(|shots| usize::from(*shots)) {
+                let same = |old: &BenchmarkResult| old.name == benchmark.name && old.shots == shots;
+                if known[index].benchmarks.iter().any(|old| same(old) && old.items == items.len()) {
+                    continue;
+                }
+                let bar = bar();
+                bar.set_message(format!("{}: {}", self.name, benchmark.title));
+                let result =
+                    benchmark.run(model, tokenizer, &items, shots, &mut |done, all| follow(&bar, done, all));
+                bar.finish_and_clear();
+                let Some(result) = result else { return Ok(false) };
+                known[index].benchmarks.retain(|old| !same(old));
+                known[index].benchmarks.push(result);
+                self.keep(known)?;
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn bar() -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len}  {msg}  {eta} left") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// Shows how far it is; false once it was asked to stop.
+fn follow(bar: &ProgressBar, done: usize, all: usize) -> bool {
+    bar.set_length(all as u64);
+    bar.set_position(done as u64);
+    !asked_to_stop().load(Ordering::SeqCst)
+}
+
+/// Perplexities, then benchmarks by examples, in Markdown.
+fn tables(results: &[&ModelResult], args: &EvalArgs) -> String {
+    let mut out = String::new();
+    let line = |out: &mut String, cells: &[String]| *out += &format!("| {} |\n", cells.join(" | "));
+    let head = |out: &mut String, cells: &[String]| {
+        line(out, cells);
+        *out += &format!("|---|{}\n", "--:|".repeat(cells.len() - 1));
+    };
+    if !args.text.is_empty() {
+        let titles = ["model", "text", "read", "tokens", "per token", "per byte", "per word", "bits per byte"];
+        head(&mut out, &titles.map(String::from));
+        for result in results {
+            let asked = |text: &&TextResult| {
+                let named = args.text.iter().any(|path| path.display().to_string() == text.text);
+                named && text.window == args.window
+            };
+            for TextResult { text, window, score, .. } in result.texts.iter().filter(asked) {
+                let read = window.map_or("whole".into(), |window| format!("by {window}"));
+                let numbers = [score.token_perplexity(), score.byte_perplexity(), score.word_perplexity()];
+                let mut cells = vec![result.model.clone(), text.clone(), read, score.tokens.to_string()];
+                cells.extend(numbers.map(|number| format!("{number:.3}")));
+                cells.push(format!("{:.4}", score.bits_per_byte()));
+                line(&mut out, &cells);
+            }
+        }
+    }
+    let Ok(benchmarks) = benchmarks(args) else { return out };
+    if benchmarks.is_empty() {
+        return out;
+    }
+    for shots in &args.shots {
+        if !out.is_empty() {
+            out.push('\n');
+        }
+        let mut titles = vec![format!("{shots}-shot")];
+        for benchmark in &benchmarks {
+            let mark = if benchmark.normalised { "*" } else { "" };
+            if benchmark.name == "lambada_openai" {
+                titles.push("LAMBADA ppl".into());
+            }
+            titles.push(format!("{}{mark}", benchmark.title));
+        }
+        titles.push("average".into());
+        head(&mut out, &titles);
+        for result in results {
+            let mut cells = vec![result.model.clone()];
+            let mut choices = Vec::new();
+            for benchmark in &benchmarks {
+                let found = result
+                    .benchmarks
+                    .iter()
+                    .find(|old| old.name == benchmark.name && old.shots == usize::from(*shots));
+                let Some(found) = found else { continue };
+                if let Some(Estimate { mean, stderr }) = found.perplexity {
+                    cells.push(format!("{mean:.2} ± {stderr:.2}"));
+                } else {
+                    choices.push(found.shown().mean);
+                }
+                let Estimate { mean, stderr } = found.shown();
+                cells.push(format!("{:.2} ± {:.2}", 100.0 * mean, 100.0 * stderr));
+            }
+            let average = 100.0 * choices.iter().sum::<f64>() / choices.len().max(1) as f64;
+            cells.push(if choices.is_empty() { "–".into() } else { format!("{average:.2}") });
+            line(&mut out, &cells);
+        }
+    }
+    out + "\nAccuracy in percent ± standard error; * acc_norm, the others acc. The average is that of the questions with choices.\n"
+}

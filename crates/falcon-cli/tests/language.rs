@@ -1,0 +1,211 @@
+//! From text to text: a tokenizer, a model, its perplexity, benchmarks, and what it says.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A folder with a text, a tokenizer learnt from it and a model that has read it, made once for all tests.
+struct House {
+    folder: TempDir,
+}
+
+const SENTENCES: [&str; 3] = [
+    "the quick brown fox jumps over the lazy dog.\n",
+    "a dog sleeps under the tree.\n",
+    "the fox is quick, the dog is not.\n",
+];
+
+fn house() -> &'static House {
+    static HOUSE: OnceLock<House> = OnceLock::new();
+    HOUSE.get_or_init(|| {
+        let house = House { folder: TempDir::new().unwrap() };
+        let text: String = (0..400).map(|i| SENTENCES[i * i % 3]).collect();
+        fs::write(house.path("book.txt"), &text).unwrap();
+        fs::write(house.path("part.txt"), &text[..3000]).unwrap();
+        let said = house.json(&["tokenizer", "train", "book.txt", "--size", "300", "--output", "book.json"]);
+        assert!(said["size"] == 300 && said["bytes_per_token"].as_f64().unwrap() > 1.5, "{said}");
+        let sets = [
+            "model.hidden_size=32",
+            "model.num_heads=2",
+            "model.num_hidden_layers=1",
+            "model.intermediate_size=32",
+        ];
+        let more = [
+            "task.train=book.txt",
+            "task.tokenizer=book.json",
+            "task.length=32",
+            "train.steps=80",
+            "train.batch=8",
+            "train.lr=1e-2",
+            "train.warmup=5",
+            "train.eval_every=40",
+        ];
+        let mut args = vec!["train", "--model", "falcon-3a.3", "--task", "text", "--run", "run"];
+        sets.iter().chain(&more).for_each(|set| args.extend(["--set", set]));
+        let trained = house.json(&args);
+        let perplexity = trained["evaluations"][0]["about"]["token perplexity"].as_f64().unwrap();
+        assert!(perplexity < 3.0, "{perplexity} a token, of 300 at first");
+        house
+    })
+}
+
+impl House {
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn run(&self, args: &[&str], stdin: &str) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
+        command.args(args).current_dir(self.folder.path()).env("FALCON_CACHE", self.path("cache"));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // Who does not read it may be gone already.
+        let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
+        child.wait_with_output().unwrap()
+    }
+
+    fn says(&self, args: &[&str]) -> String {
+        let ran = self.run(args, "");
+        assert!(ran.status.success(), "{args:?}: {}", String::from_utf8_lossy(&ran.stderr));
+        String::from_utf8(ran.stdout).unwrap()
+    }
+
+    fn json(&self, args: &[&str]) -> Value {
+        serde_json::from_str(&self.says(&[args, &["--json"]].concat())).unwrap()
+    }
+
+    fn refuses(&self, args: &[&str], expected: &str) {
+        let ran = self.run(args, "");
+        let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert_eq!(ran.status.code(), Some(2), "{args:?}: {said}");
+        assert!(said.contains(expected), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn perplexity_is_counted_whole_and_by_windows() {
+    let house = house();
+    let whole = house.json(&["eval", "run", "--text", "part.txt"]);
+    let of = |result: &Value| result[0]["texts"][0]["nats"].as_f64().unwrap();
+    let windows = house.json(&["eval", "run", "--text", "part.txt", "--window", "8"]);
+    assert_eq!(whole[0]["texts"][0]["bytes"], 3000);
+    assert!(of(&whole) < of(&windows), "what came before helps: {} {}", of(&whole), of(&windows));
+    let table = house.says(&["eval", "run", "--text", "part.txt", "--output", "kept.json"]);
+    assert!(table.contains("| run | part.txt | whole |"), "{table}");
+    // Kept, and not measured again: the same words from the file.
+    let kept = fs::read_to_string(house.path("kept.json")).unwrap();
+    assert_eq!(house.says(&["eval", "run", "--text", "part.txt", "--output", "kept.json"]), table);
+    assert_eq!(fs::read_to_string(house.path("kept.json")).unwrap(), kept);
+}
+
+#[test]
+fn benchmarks_are_scored() {
+    let house = house();
+    let data = house.path("data");
+    fs::create_dir_all(&data).unwrap();
+    let lines = [
+        r#"{"contexts": ["the quick brown", "under the"], "continuation": "fox jumps over", "gold": 0}"#,
+        r#"{"contexts": ["a dog", "the quick brown"], "continuation": "fox jumps over the lazy", "gold": 1}"#,
+    ];
+    fs::write(data.join("winogrande.jsonl"), lines.join("\n")).unwrap();
+    let last = r#"{"context": "the quick brown fox jumps over the lazy", "target": "dog."}"#;
+    fs::write(data.join("lambada_openai.jsonl"), last).unwrap();
+    let tasks = ["eval", "run", "--tasks", "winogrande,lambada_openai", "--data", "data", "--shots", "0,1"];
+    let result = &house.json(&tasks)[0]["benchmarks"];
+    assert_eq!(result.as_array().unwrap().len(), 4);
+    assert_eq!(result[0]["acc"]["mean"], 1.0, "{result}");
+    assert_eq!(result[2]["acc"]["mean"], 1.0, "{result}");
+    assert!(result[2]["perplexity"]["mean"].as_f64().unwrap() < 1.5, "{result}");
+    let table = house.says(&tasks);
+    assert!(table.contains("| 0-shot | WinoGrande | LAMBADA ppl | LAMBADA | average |"), "{table}");
+    house.refuses(&["eval", "run", "--tasks", "hellaswg", "--data", "data"], "did you mean \"hellaswag\"?");
+    house.refuses(&["eval", "run", "--tasks", "piqa", "--data", "data"], "piqa.jsonl");
+    house.refuses(&["eval", "run"], "nothing to measure");
+}
+
+#[test]
+fn what_is_read_once_is_asked_many_times() {
+    let house = house();
+    let text = |value: &Value| value["texts"][0]["text"].as_str().unwrap().to_string();
+    let draw = ["--temperature", "1", "--repetition-penalty", "1.1", "--seed", "7"];
+    let whole = house.json(&[&["generate", "run", "the fox", "-n", "40"], &draw[..]].concat());
+    let first = house
+        .json(&[&["generate", "run", "the fox", "-n", "15", "--state-out", "half.memory"], &draw[..]].concat());
+    let second = house.json(&[&["generate", "run", "-n", "25", "--state-in", "half.memory"], &draw[..]].concat());
+    assert_eq!(text(&first) + &text(&second), text(&whole), "as if uninterrupted");
+    // A text that is read once.
+    house.says(&["generate", "run", "--file", "part.txt", "-n", "0", "--state-out", "book.memory"]);
+    let greedy = ["--temperature", "0", "-n", "12"];
+    let part = fs::read_to_string(house.path("part.txt")).unwrap() + "the quick";
+    let asked =
+        house.json(&[&["generate", "run", "the quick", "--state-in", "book.memory"], &greedy[..]].concat());
+    let again = house.json(&[&["generate", "run", &part], &greedy[..]].concat());
+    assert_eq!(text(&asked), text(&again));
+    assert!(text(&asked).starts_with(" brown fox"), "{asked}");
+    assert_eq!(asked["state_bytes"], again["state_bytes"], "whatever was read");
+    fs::write(house.path("bad.memory"), &fs::read(house.path("book.memory")).unwrap()[..500]).unwrap();
+    house.refuses(&["generate", "run", "--state-in", "bad.memory"], "bad.memory");
+}
+
+#[test]
+fn text_comes_from_everywhere_and_stops() {
+    let house = house();
+    let greedy = ["--temperature", "0", "-n", "12"];
+    let argument = house.says(&[&["generate", "run", "the quick"], &greedy[..]].concat());
+    let piped = house.run(&[&["generate", "run"], &greedy[..]].concat(), "the quick\n");
+    assert_eq!(String::from_utf8(piped.stdout).unwrap(), argument);
+    let stop = argument.trim_end().split(' ').next_back().unwrap();
+    let stopped = house.says(&[&["generate", "run", "the quick", "--stop", stop], &greedy[..]].concat());
+    assert_eq!(stopped.trim_end_matches('\n'), argument.split(stop).next().unwrap());
+    fs::write(house.path("many.txt"), "the quick\na dog\n").unwrap();
+    let many = house.json(&[&["generate", "run", "--prompts", "many.txt"], &greedy[..]].concat());
+    assert_eq!(many["texts"].as_array().unwrap().len(), 2);
+    assert_eq!(format!("{}\n", many["texts"][0]["text"].as_str().unwrap()), argument);
+    house.refuses(&["generate", "run", "x", "--top-p", "0"], "--top-p must be above 0 and at most 1, got 0");
+    house.refuses(&["generate", "nowhere", "x"], "nowhere: neither a run nor a model");
+}
+
+/// Each of these happens to people.
+#[test]
+fn bad_text_and_foreign_tokenizers_are_refused() {
+    let house = house();
+    fs::write(house.path("empty.txt"), "").unwrap();
+    house.refuses(&["eval", "run", "--text", "empty.txt"], "empty.txt has no text");
+    fs::write(house.path("latin.txt"), b"caf\xe9 au lait").unwrap();
+    house.refuses(&["eval", "run", "--text", "latin.txt"], "latin.txt: byte 3 is no UTF-8");
+    house.refuses(&["tokenizer", "train", "latin.txt"], "byte 3 is no UTF-8");
+    house.refuses(
+        &["eval", "run", "--text", "part.txt", "--tokenizer", "bytes"],
+        "the tokenizer has 257 tokens, the model",
+    );
+    house.says(&["tokenizer", "train", "book.txt", "--size", "280", "--output", "other.json"]);
+    house.refuses(&["generate", "run", "x", "--tokenizer", "other.json"], "has 280 tokens, the model");
+    let train = [
+        "train",
+        "--task",
+        "text",
+        "--set",
+        "task.train=book.txt",
+        "--set",
+        "task.tokenizer=other.json",
+        "--run",
+        "run",
+    ];
+    let ran = house.run(&train, "");
+    assert!(!ran.status.success(), "a run does not go on with another tokenizer");
+    // A damaged cache is made again.
+    let before = house.json(&["eval", "run", "--text", "part.txt"]);
+    for entry in fs::read_dir(house.path("cache")).unwrap() {
+        let path = entry.unwrap().path();
+        let bytes = fs::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+    }
+    assert_eq!(house.json(&["eval", "run", "--text", "part.txt"]), before);
+    assert!(!Path::new("cache").exists());
+}

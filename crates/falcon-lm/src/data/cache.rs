@@ -1,0 +1,368 @@
+//! Text as tokens, made once: a file that is mapped into memory, checked, and made again when its text or tokenizer has changed.
+//!
+//! ```text
+//! tokens       little-endian, 2 bytes each if the vocabulary allows, otherwise 4
+//! documents    where each begins, 8 bytes each
+//! about        JSON: Header
+//! its length   8 bytes
+//! magic        8 bytes
+//! ```
+//!
+//! A document begins with the tokenizer's end token, so that its first word has something to follow.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use thiserror::Error;
+
+use super::source::{FileStamp, Piece, Source, SourceError};
+use super::tokenizer::Tokenizer;
+
+const MAGIC: &[u8; 8] = b"FALCTOK1";
+
+/// Why there are no tokens.
+#[derive(Debug, Error)]
+pub enum CacheError {
+    /// The text cannot be read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The tokens cannot be kept.
+    #[error("{path}: {error}; set FALCON_CACHE to a folder with room")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+/// What a file of tokens is made from, and how much of it there is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Header {
+    source: Vec<FileStamp>,
+    tokenizer: String,
+    totals: Totals,
+    sha256: String,
+}
+
+/// How much text there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Tokens, the beginnings of documents among them.
+    pub tokens: usize,
+    /// Documents.
+    pub documents: usize,
+    /// Bytes of text.
+    pub bytes: usize,
+    /// Words: what white space divides.
+    pub words: usize,
+}
+
+/// Tokens of documents, one after the other.
+#[derive(Debug)]
+pub struct Tokens {
+    map: Mmap,
+    wide: bool,
+    header: Header,
+    documents: Vec<usize>,
+}
+
+/// Where files of tokens are kept: `FALCON_CACHE`, or the user's folder for what can be made again.
+pub fn folder() -> PathBuf {
+    let of = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    of("FALCON_CACHE")
+        .or_else(|| of("XDG_CACHE_HOME").map(|path| path.join("falcon")))
+        .or_else(|| of("HOME").map(|path| path.join(".cache/falcon")))
+        .unwrap_or_else(|| std::env::temp_dir().join("falcon-cache"))
+}
+
+impl Tokens {
+    /// The tokens of `source`, from `folder` if they are there and whole, otherwise made. `progress` is told the bytes of text done.
+    pub fn open(
+        source: &Source,
+        tokenizer: &Tokenizer,
+        folder: &Path,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Self, CacheError> {
+        let stamps = source.stamps()?;
+        let paths = stamps.iter().map(|stamp| stamp.path.as_os_str().as_encoded_bytes());
+        let name = paths
+            .chain([tokenizer.fingerprint().as_bytes()])
+            .fold(Sha256::new(), |hash, part| hash.chain_update(part).chain_update([0]));
+        let path = folder.join(format!("{}.tokens", hex(&name.finalize()[..12])));
+        if let Ok(known) = Self::read(&path, tokenizer)
+            && known.header.source == stamps
+        {
+            return Ok(known);
+        }
+        let io = |error| CacheError::Io { path: path.clone(), error };
+        fs::create_dir_all(folder).map_err(io)?;
+        make(source, stamps, tokenizer, &path, progress)?;
+        Self::read(&path, tokenizer).map_err(io)
+    }
+
+    /// A file of tokens, if it is whole.
+    fn read(path: &Path, tokenizer: &Tokenizer) -> io::Result<Self> {
+        let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_string());
+        let mut file = File::open(path)?;
+        // SAFETY: files of tokens are only ever replaced by renaming, never changed; who changes one from outside while it is mapped
+        // may see other numbers, which are checked against the vocabulary where they are used.
+        let map = unsafe { Mmap::map(&file)? };
+        let length = map.len();
+        let end = length.checked_sub(16).ok_or_else(|| bad("too short"))?;
+        if &map[end + 8..] != MAGIC {
+            return Err(bad("not a file of tokens"));
+        }
+        file.seek(SeekFrom::Start(end as u64))?;
+        let mut about = [0; 8];
+        file.read_exact(&mut about)?;
+        let about = usize::try_from(u64::from_le_bytes(about)).ok().and_then(|about| end.checked_sub(about));
+        let about = about.ok_or_else(|| bad("its header is cut off"))?;
+        let header: Header = serde_json::from_slice(&map[about..end])?;
+        let wide = is_wide(tokenizer);
+        let width = if wide { 4 } else { 2 };
+        let Totals { tokens, documents, .. } = header.totals;
+        let parts = tokens.checked_mul(width).zip(documents.checked_mul(8));
+        if parts.is_none_or(|(tokens, documents)| tokens.checked_add(documents) != Some(about)) {
+            return Err(bad("its length is not what it says"));
+        }
+        if header.tokenizer != tokenizer.fingerprint() || header.sha256 != hex(&Sha256::digest(&map[..about])) {
+            return Err(bad("not what it says"));
+        }
+        let starts = map[tokens * width..about].chunks_exact(8);
+        let documents =
+            starts.map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight")) as usize).collect();
+        Ok(Self { map, wide, header, documents })
+    }
+
+    /// How much text there is.
+    pub fn totals(&self) -> Totals {
+        self.header.totals
+    }
+
+    /// What tells these tokens from others: a hash of them all.
+    pub fn fingerprint(&self) -> &str {
+        &self.header.sha256
+    }
+
+    /// Where documents begin.
+    pub fn documents(&self) -> &[usize] {
+        &self.documents
+    }
+
+    /// Some of the tokens.
+    pub fn get(&self, range: Range<usize>) -> Vec<u32> {
+        assert!(range.end <= self.header.totals.tokens, "tokens there are");
+        match self.wide {
+            true => {
+                let bytes = self.map[4 * range.start..4 * range.end].chunks_exact(4);
+                bytes.map(|bytes| u32::from_le_bytes(bytes.try_into().expect("four"))).collect()
+            }
+            false => {
+                let bytes = self.map[2 * range.start..2 * range.end].chunks_exact(2);
+                bytes.map(|bytes| u16::from_le_bytes(bytes.try_into().expect("two")).into()).collect()
+            }
+        }
+    }
+}
+
+fn is_wide(tokenizer: &Tokenizer) -> bool {
+    tokenizer.size() > 1 << 16
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Pieces that are encoded side by side.
+const TOGETHER: usize = 32;
+
+/// Writes a file of tokens beside its place, and moves it there when it is whole.
+fn make(
+    source: &Source,
+    stamps: Vec<FileStamp>,
+    tokenizer: &Tokenizer,
+    path: &Path,
+    progress: &mut dyn FnMut(usize),
+) -> Result<(), CacheError> {
+    let io = |error| CacheError::Io { path: path.into(), error };
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut aside = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
+    let mut writer = Writer {
+        out: BufWriter::new(aside.as_file_mut()),
+        hash: Sha256::new(),
+        wide: is_wide(tokenizer),
+        documents: Vec::new(),
+        totals: Totals::default(),
+    };
+    let mut pieces: Vec<Piece> = Vec::new();
+    let mut flush = |pieces: &mut Vec<Piece>| -> Result<(), CacheError> {
+        let encoded: Vec<Vec<u32>> = pieces.par_iter().map(|piece| tokenizer.encode(&piece.text)).collect();
+        for (piece, tokens) in pieces.drain(..).zip(encoded) {
+            writer.piece(&piece, &tokens, tokenizer.end()).map_err(io)?;
+        }
+        progress(writer.totals.bytes);
+        Ok(())
+    };
+    source.read(|piece| {
+        pieces.push(piece);
+        if pieces.len() >= TOGETHER { flush(&mut pieces) } else { Ok(()) }
+    })?;
+    flush(&mut pieces)?;
+    writer.finish(stamps, tokenizer.fingerprint()).map_err(io)?;
+    aside.as_file().sync_all().map_err(io)?;
+    aside.persist(path).map_err(|error| io(error.error))?;
+    Ok(())
+}
+
+struct Writer<W: Write> {
+    out: W,
+    hash: Sha256,
+    wide: bool,
+    documents: Vec<u64>,
+    totals: Totals,
+}
+
+impl<W: Write> Writer<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.hash.update(bytes);
+        self.out.write_all(bytes)
+    }
+
+    fn piece(&mut self, piece: &Piece, tokens: &[u32], end: u32) -> io::Result<()> {
+        let start = piece.first.then_some(end);
+        if piece.first {
+            self.documents.push(self.totals.tokens as u64);
+        }
+        let all = start.iter().chain(tokens);
+        let bytes: Vec<u8> = match self.wide {
+            true => all.flat_map(|token| token.to_le_bytes()).collect(),
+            false => all.flat_map(|token| (*token as u16).to_le_bytes()).collect(),
+        };
+        self.totals.tokens += tokens.len() + usize::from(piece.first);
+        self.totals.bytes += piece.text.len();
+        self.totals.words += piece.text.split_whitespace().count();
+        self.write(&bytes)
+    }
+
+    fn finish(mut self, source: Vec<FileStamp>, tokenizer: String) -> io::Result<()> {
+        self.totals.documents = self.documents.len();
+        let documents: Vec<u8> = self.documents.iter().flat_map(|start| start.to_le_bytes()).collect();
+        self.write(&documents)?;
+        let sha256 = hex(&self.hash.finalize());
+        let about = serde_json::to_vec(&Header { source, tokenizer, totals: self.totals, sha256 })?;
+        self.out.write_all(&about)?;
+        self.out.write_all(&(about.len() as u64).to_le_bytes())?;
+        self.out.write_all(MAGIC)?;
+        self.out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Made {
+        folder: tempfile::TempDir,
+    }
+
+    impl Made {
+        fn new(text: &str) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            fs::write(folder.path().join("a.txt"), text).unwrap();
+            fs::write(folder.path().join("b.txt"), "zwei Wörter").unwrap();
+            Self { folder }
+        }
+
+        /// The tokens, and whether they had to be made.
+        fn open(&self, tokenizer: &Tokenizer) -> (Tokens, bool) {
+            let mut made = false;
+            let source = Source::open(self.folder.path()).unwrap();
+            let cache = self.folder.path().join("cache");
+            let tokens = Tokens::open(&source, tokenizer, &cache, &mut |_| made = true).unwrap();
+            (tokens, made)
+        }
+
+        fn file(&self) -> PathBuf {
+            let mut files = fs::read_dir(self.folder.path().join("cache")).unwrap();
+            files.next().unwrap().unwrap().path()
+        }
+    }
+
+    #[test]
+    fn tokens_are_made_once() {
+        let made = Made::new("one two\nthree");
+        let bytes = Tokenizer::bytes();
+        let (tokens, fresh) = made.open(&bytes);
+        assert!(fresh);
+        assert_eq!(tokens.totals(), Totals { tokens: 27, documents: 2, bytes: 25, words: 5 });
+        assert_eq!(tokens.documents(), [0, 14]);
+        assert_eq!(tokens.get(0..4), [256, 111, 110, 101]);
+        assert_eq!(tokens.get(13..16), [101, 256, 122]);
+        let (again, fresh) = made.open(&bytes);
+        assert!(!fresh && again.get(0..27) == tokens.get(0..27) && again.fingerprint() == tokens.fingerprint());
+    }
+
+    #[test]
+    fn a_change_is_noticed() {
+        let made = Made::new("one two\nthree");
+        let (before, _) = made.open(&Tokenizer::bytes());
+        fs::write(made.folder.path().join("a.txt"), "one two\nfour!").unwrap();
+        let (after, fresh) = made.open(&Tokenizer::bytes());
+        assert!(fresh && after.fingerprint() != before.fingerprint());
+        let learnt = Tokenizer::learn(260, ["one two ".repeat(9)].into_iter()).unwrap();
+        assert!(made.open(&learnt).1, "another tokenizer");
+        assert!(!made.open(&Tokenizer::bytes()).1, "has a file of its own");
+    }
+
+    /// Any byte changed and any end cut off: never wrong tokens, always made again.
+    #[test]
+    fn damage_is_noticed() {
+        let made = Made::new("one two\nthree");
+        let bytes = Tokenizer::bytes();
+        let (good, _) = made.open(&bytes);
+        let all = good.get(0..27);
+        drop(good);
+        let path = made.file();
+        let whole = fs::read(&path).unwrap();
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1 << (at % 8);
+            let flipped = Tokens::read(
+                &{
+                    fs::remove_file(&path).unwrap();
+                    fs::write(&path, &damaged).unwrap();
+                    path.clone()
+                },
+                &bytes,
+            );
+            // What the header says of its source only decides whether it is used.
+            if let Ok(tokens) = flipped {
+                assert_eq!(tokens.get(0..27), all, "byte {at}");
+            }
+        }
+        for length in 0..whole.len() {
+            fs::remove_file(&path).unwrap();
+            fs::write(&path, &whole[..length]).unwrap();
+            assert!(Tokens::read(&path, &bytes).is_err(), "cut to {length}");
+        }
+        let (again, fresh) = made.open(&bytes);
+        assert!(fresh && again.get(0..27) == all);
+    }
+
+    #[test]
+    fn a_text_that_cannot_be_read_leaves_nothing() {
+        let made = Made::new("one");
+        fs::write(made.folder.path().join("c.txt"), [0xff]).unwrap();
+        let source = Source::open(made.folder.path()).unwrap();
+        let cache = made.folder.path().join("cache");
+        assert!(Tokens::open(&source, &Tokenizer::bytes(), &cache, &mut |_| ()).is_err());
+        assert_eq!(fs::read_dir(cache).unwrap().count(), 0);
+    }
+}

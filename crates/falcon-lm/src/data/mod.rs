@@ -1,0 +1,9 @@
+//! Text to learn from: files and folders, tokenizers, and tokens made once.
+
+mod cache;
+mod source;
+mod tokenizer;
+
+pub use self::cache::{CacheError, Tokens, Totals, folder as cache_folder};
+pub use self::source::{FileStamp, Piece, Source, SourceError, sample};
+pub use self::tokenizer::{TOKENIZER_FILE, TextStream, Tokenizer, TokenizerError};

@@ -1,0 +1,425 @@
+//! Text from files and folders: plain or a JSON object a line, compressed or not, read piece by piece so that no file is too large.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Why text cannot be read.
+#[derive(Debug, Error)]
+pub enum SourceError {
+    /// The system refused.
+    #[error("{path}: {error}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// What is there is not text.
+    #[error("{path}: byte {at} is no UTF-8; convert it, such as by: iconv -f latin1 -t utf8")]
+    Utf8 {
+        /// The file.
+        path: PathBuf,
+        /// Bytes of text before.
+        at: u64,
+    },
+    /// A line that is no document.
+    #[error("{path}, line {line}: {error}")]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: u64,
+        /// What is wrong with it.
+        error: String,
+    },
+    /// There is none.
+    #[error("{path} has no text")]
+    Empty {
+        /// The file or folder.
+        path: PathBuf,
+    },
+}
+
+/// A stretch of text. Cuts inside a document are where no tokenizer joins what is on both sides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The text.
+    pub text: String,
+    /// Whether a document begins with it.
+    pub first: bool,
+}
+
+/// How much text a piece has, about.
+const PIECE: usize = 1 << 20;
+/// A document without a place to cut is cut anyway after this much.
+const LONGEST: usize = 16 * PIECE;
+
+/// Files to read text from, in the order of their names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    root: PathBuf,
+    files: Vec<PathBuf>,
+}
+
+/// What tells a file from what it was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileStamp {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its length.
+    pub bytes: u64,
+    /// When it was written, in nanoseconds since 1970.
+    pub modified: u128,
+}
+
+impl Source {
+    /// A file, or all text files in a folder and the folders in it: names that end in `.txt`, `.md` or `.jsonl`, also followed by `.xz`,
+    /// `.gz` or `.zst`. A single file may have any name.
+    pub fn open(root: &Path) -> Result<Self, SourceError> {
+        let mut files = Vec::new();
+        let is_folder = fs::metadata(root).map_err(|error| at(root, error))?.is_dir();
+        if is_folder {
+            collect(root, &mut files)?;
+            files.sort();
+        } else {
+            files.push(root.to_path_buf());
+        }
+        if files.is_empty() {
+            return Err(SourceError::Empty { path: root.into() });
+        }
+        Ok(Self { root: root.into(), files })
+    }
+
+    /// What tells it from what it was.
+    pub fn stamps(&self) -> Result<Vec<FileStamp>, SourceError> {
+        let stamp = |path: &PathBuf| {
+            let about = fs::metadata(path).map_err(|error| at(path, error))?;
+            let modified = about.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+            let path = fs::canonicalize(path).map_err(|error| at(path, error))?;
+            Ok(FileStamp { path, bytes: about.len(), modified: modified.map_or(0, |time| time.as_nanos()) })
+        };
+        self.files.iter().map(stamp).collect()
+    }
+
+    /// Hands all of it to `take`, which may stop with an error of its own.
+    pub fn read<E: From<SourceError>>(&self, mut take: impl FnMut(Piece) -> Result<(), E>) -> Result<(), E> {
+        let mut any = false;
+        for path in &self.files {
+            let mut take = |piece: Piece| {
+                any = true;
+                take(piece)
+            };
+            read_file(path, &mut take)?;
+        }
+        if any { Ok(()) } else { Err(SourceError::Empty { path: self.root.clone() }.into()) }
+    }
+}
+
+/// About `most` bytes of text: of every file a part, from its beginning.
+pub fn sample(sources: &[Source], most: usize) -> Result<Vec<String>, SourceError> {
+    /// Why a file is read no further.
+    enum Stop {
+        Enough,
+        Wrong(SourceError),
+    }
+    impl From<SourceError> for Stop {
+        fn from(error: SourceError) -> Self {
+            Self::Wrong(error)
+        }
+    }
+    let files: Vec<&PathBuf> = sources.iter().flat_map(|source| &source.files).collect();
+    let mut texts = Vec::new();
+    for path in &files {
+        let mut left = most / files.len();
+        let read = read_file(path, &mut |piece: Piece| {
+            let enough = (0..=left.min(piece.text.len())).rev().find(|at| piece.text.is_char_boundary(*at));
+            let text = &piece.text[..enough.unwrap_or(0)];
+            left -= text.len();
+            texts.push(text.to_string());
+            if left == 0 || text.len() < piece.text.len() { Err(Stop::Enough) } else { Ok(()) }
+        });
+        if let Err(Stop::Wrong(error)) = read {
+            return Err(error);
+        }
+    }
+    texts.retain(|text| !text.is_empty());
+    match sources.first() {
+        Some(source) if texts.is_empty() => Err(SourceError::Empty { path: source.root.clone() }),
+        _ => Ok(texts),
+    }
+}
+
+fn read_file<E: From<SourceError>>(path: &Path, take: &mut impl FnMut(Piece) -> Result<(), E>) -> Result<(), E> {
+    let (reader, name) = decompressed(path)?;
+    match Path::new(name).extension() == Some(OsStr::new("jsonl")) {
+        true => documents(path, reader, take),
+        false => pieces(path, reader, take),
+    }
+}
+
+fn at(path: &Path, error: io::Error) -> SourceError {
+    SourceError::Io { path: path.into(), error }
+}
+
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), SourceError> {
+    for entry in fs::read_dir(folder).map_err(|error| at(folder, error))? {
+        let path = entry.map_err(|error| at(folder, error))?.path();
+        if path.is_dir() {
+            collect(&path, files)?;
+        } else if let Some(name) = path.file_name()
+            && let Some(kind) = Path::new(plain_name(name)).extension()
+            && ["txt", "md", "jsonl"].iter().any(|known| kind == *known)
+        {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// A file's name without what says how it is compressed.
+fn plain_name(name: &OsStr) -> &OsStr {
+    let path = Path::new(name);
+    match path.extension().and_then(OsStr::to_str) {
+        Some("xz" | "gz" | "zst") => path.file_stem().unwrap_or(name),
+        _ => name,
+    }
+}
+
+/// What is in a file, and the name of that.
+fn decompressed(path: &Path) -> Result<(Box<dyn BufRead>, &OsStr), SourceError> {
+    let file = BufReader::new(File::open(path).map_err(|error| at(path, error))?);
+    let reader: Box<dyn BufRead> = match path.extension().and_then(OsStr::to_str) {
+        Some("xz") => Box::new(BufReader::new(lzma_rust2::XzReader::new(file, true))),
+        Some("gz") => Box::new(BufReader::new(flate2::bufread::MultiGzDecoder::new(file))),
+        Some("zst") => {
+            let decoder = ruzstd::decoding::StreamingDecoder::new(file);
+            let decoder = decoder
+                .map_err(|error| at(path, io::Error::new(io::ErrorKind::InvalidData, error.to_string())))?;
+            Box::new(BufReader::new(decoder))
+        }
+        _ => Box::new(file),
+    };
+    Ok((reader, plain_name(path.file_name().unwrap_or_default())))
+}
+
+/// A document a line: an object with a `text`.
+fn documents<E: From<SourceError>>(
+    path: &Path,
+    mut reader: Box<dyn BufRead>,
+    take: &mut impl FnMut(Piece) -> Result<(), E>,
+) -> Result<(), E> {
+    #[derive(Deserialize)]
+    struct Document {
+        text: String,
+    }
+    let mut bytes = Vec::new();
+    for line in 1.. {
+        bytes.clear();
+        if reader.read_until(b'\n', &mut bytes).map_err(|error| at(path, error))? == 0 {
+            break;
+        }
+        if bytes.trim_ascii().is_empty() {
+            continue;
+        }
+        let wrong = |error: serde_json::Error| SourceError::Line {
+            path: path.into(),
+            line,
+            error: format!("{error}; a line is a JSON object with the text of a document under \"text\""),
+        };
+        let Document { text } = serde_json::from_slice(&bytes).map_err(wrong)?;
+        let mut rest = text.as_str();
+        let mut first = true;
+        while !rest.is_empty() {
+            let cut = if rest.len() <= PIECE { rest.len() } else { place_to_cut(rest, PIECE) };
+            let (piece, after) = rest.split_at(cut);
+            take(Piece { text: piece.into(), first })?;
+            (rest, first) = (after, false);
+        }
+    }
+    Ok(())
+}
+
+/// A file that is one document.
+fn pieces<E: From<SourceError>>(
+    path: &Path,
+    mut reader: Box<dyn BufRead>,
+    take: &mut impl FnMut(Piece) -> Result<(), E>,
+) -> Result<(), E> {
+    let (mut bytes, mut first, mut read) = (Vec::new(), true, 0u64);
+    loop {
+        let got = reader.by_ref().take(PIECE as u64).read_to_end(&mut bytes).map_err(|error| at(path, error))?;
+        let (text, whole) = match std::str::from_utf8(&bytes) {
+            Ok(text) => (text, true),
+            // A character that goes on in what is not yet read.
+            Err(error) if error.error_len().is_none() && got > 0 => {
+                let text = std::str::from_utf8(&bytes[..error.valid_up_to()]).expect("valid up to here");
+                (text, false)
+            }
+            Err(error) => {
+                return Err(SourceError::Utf8 { path: path.into(), at: read + error.valid_up_to() as u64 }.into());
+            }
+        };
+        let ended = got == 0 && whole;
+        let cut = match ended {
+            true => text.len(),
+            false => match last_place_to_cut(text) {
+                Some(cut) => cut,
+                None if text.len() < LONGEST => continue,
+                None => text.len(),
+            },
+        };
+        if cut > 0 {
+            take(Piece { text: text[..cut].into(), first })?;
+            first = false;
+        }
+        read += cut as u64;
+        bytes.drain(..cut);
+        if ended {
+            return Ok(());
+        }
+    }
+}
+
+/// The last place where a line begins with something: tokenizers do not join a line's end with a letter after it.
+fn last_place_to_cut(text: &str) -> Option<usize> {
+    let mut end = text.len();
+    while let Some(newline) = text[..end].rfind('\n') {
+        if newline > 0 && text[newline + 1..].starts_with(|c: char| !c.is_whitespace()) {
+            return Some(newline + 1);
+        }
+        end = newline;
+    }
+    None
+}
+
+/// The first place to cut behind `from`, or the end.
+fn place_to_cut(text: &str, from: usize) -> usize {
+    let from = (from..).find(|at| text.is_char_boundary(*at)).expect("the end is one");
+    let lines = text[from..].match_indices('\n').map(|(newline, _)| from + newline + 1);
+    let mut good = lines.filter(|cut| text[*cut..].starts_with(|c: char| !c.is_whitespace()));
+    good.next().unwrap_or(text.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn read(root: &Path) -> Result<Vec<Piece>, SourceError> {
+        let mut pieces = Vec::new();
+        Source::open(root)?.read(|piece| {
+            pieces.push(piece);
+            Ok::<_, SourceError>(())
+        })?;
+        Ok(pieces)
+    }
+
+    fn file(name: &str, bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        (folder, path)
+    }
+
+    #[test]
+    fn compressed_files_read_as_what_they_hold() {
+        let text = "Öl und Wasser.\n".repeat(5000);
+        let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gz.write_all(text.as_bytes()).unwrap();
+        let mut xz = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::with_preset(1)).unwrap();
+        xz.write_all(text.as_bytes()).unwrap();
+        let zst = ruzstd::encoding::compress_to_vec(text.as_bytes(), ruzstd::encoding::CompressionLevel::Fastest);
+        let cases = [
+            ("a.txt", text.clone().into_bytes()),
+            ("a.txt.gz", gz.finish().unwrap()),
+            ("a.xz", xz.finish().unwrap()),
+            ("a.zst", zst),
+        ];
+        for (name, bytes) in cases {
+            let (_folder, path) = file(name, &bytes);
+            let pieces = read(&path).unwrap();
+            assert_eq!(pieces.iter().map(|piece| piece.text.as_str()).collect::<String>(), text, "{name}");
+            if name != "a.txt" {
+                let (_folder, path) = file(name, &bytes[..bytes.len() / 2]);
+                let said = read(&path).unwrap_err().to_string();
+                assert!(said.contains(name), "half of {name}: {said}");
+            }
+        }
+    }
+
+    #[test]
+    fn long_files_come_in_pieces_that_begin_lines() {
+        // Lines of all lengths, with empty ones between, and characters of two bytes that fall on every cut.
+        let text: String =
+            (0..90_000).map(|i| format!("{}é\n{}", "x".repeat(i % 60), "\n".repeat(i % 3))).collect();
+        let (_folder, path) = file("a.txt", text.as_bytes());
+        let pieces = read(&path).unwrap();
+        assert_eq!(pieces.iter().map(|piece| piece.text.as_str()).collect::<String>(), text);
+        assert!(pieces.len() > 2, "{}", pieces.len());
+        assert_eq!(pieces.iter().filter(|piece| piece.first).count(), 1);
+        assert!(pieces[1..].iter().all(|piece| !piece.text.starts_with(char::is_whitespace)));
+        assert!(pieces[..pieces.len() - 1].iter().all(|piece| piece.text.ends_with('\n')));
+        // Without a place to cut it is cut anyway.
+        let (_folder, path) = file("a.txt", "é".repeat(LONGEST).as_bytes());
+        let pieces = read(&path).unwrap();
+        assert_eq!(pieces.iter().map(|piece| piece.text.len()).sum::<usize>(), 2 * LONGEST);
+        assert!(pieces.len() >= 2);
+    }
+
+    #[test]
+    fn a_line_is_a_document() {
+        let long = "a line\nof two. ".repeat(PIECE / 10);
+        let lines = format!("{{\"text\": \"one\", \"id\": 3}}\n\n{}\n", serde_json::json!({ "text": long }));
+        let (_folder, path) = file("a.jsonl", lines.as_bytes());
+        let pieces = read(&path).unwrap();
+        assert_eq!(pieces[0], Piece { text: "one".into(), first: true });
+        assert_eq!(pieces.iter().map(|piece| piece.first).take(3).collect::<Vec<_>>(), [true, true, false]);
+        assert_eq!(pieces[1..].iter().map(|piece| piece.text.as_str()).collect::<String>(), long);
+        let (_folder, path) = file("a.jsonl", b"{\"text\": \"one\"}\n{\"body\": \"two\"}\n");
+        let said = read(&path).unwrap_err().to_string();
+        assert!(said.contains("line 2") && said.contains("text"), "{said}");
+    }
+
+    #[test]
+    fn a_sample_has_a_part_of_every_file() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a.txt"), "ä".repeat(100)).unwrap();
+        fs::write(folder.path().join("b.txt"), "short").unwrap();
+        let source = Source::open(folder.path()).unwrap();
+        let texts = sample(std::slice::from_ref(&source), 30).unwrap();
+        assert_eq!(texts, ["ä".repeat(7), "short".into()], "15 bytes of each, in whole characters");
+        assert_eq!(sample(&[source], 1 << 20).unwrap().concat().len(), 205);
+    }
+
+    #[test]
+    fn folders_are_read_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("b")).unwrap();
+        for (name, text) in [("c.txt", "3"), ("a.md", "1"), ("b/x.txt", "2"), ("picture.png", "no")] {
+            fs::write(folder.path().join(name), text).unwrap();
+        }
+        let texts: Vec<String> = read(folder.path()).unwrap().into_iter().map(|piece| piece.text).collect();
+        assert_eq!(texts, ["1", "2", "3"]);
+    }
+
+    #[test]
+    fn what_is_no_text_says_where() {
+        let mut bytes = vec![b'a'; 3 * PIECE];
+        bytes[2 * PIECE + 5] = 0xff;
+        let (_folder, path) = file("a.txt", &bytes);
+        let said = read(&path).unwrap_err().to_string();
+        assert!(said.contains(&format!("byte {}", 2 * PIECE + 5)), "{said}");
+        let (_folder, path) = file("a.txt", "cut off in a character é".as_bytes().split_last().unwrap().1);
+        assert!(read(&path).unwrap_err().to_string().contains("byte 23"));
+        let (folder, path) = file("a.txt", b"");
+        assert!(read(&path).unwrap_err().to_string().contains("has no text"));
+        assert!(read(&folder.path().join("none")).is_err());
+    }
+}

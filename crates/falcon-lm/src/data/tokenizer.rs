@@ -1,0 +1,341 @@
+//! Text to numbers and back, by the `tokenizers` library: bytes, a BPE learnt here, GPT-2's, or any `tokenizer.json`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use falcon_nn::write_file;
+use sha2::{Digest, Sha256};
+use thiserror::Error;
+use tokenizers::models::TrainerWrapper;
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, Tokenizer as Inner};
+
+/// What a folder's tokenizer is called.
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
+/// What stands between documents, in tokenizers made here.
+const END: &str = "<|endoftext|>";
+/// What may stand between documents in those of others, likeliest first.
+const ENDS: [&str; 8] =
+    [END, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|end|>", "[SEP]", "<|begin_of_text|>"];
+
+/// Why there is no tokenizer.
+#[derive(Debug, Error)]
+pub enum TokenizerError {
+    /// The system refused.
+    #[error("{path}: {error}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// Nothing there is one.
+    #[error(
+        "{path}: a tokenizer is `bytes`, a tokenizer.json, or a folder with one or with vocab.json and merges.txt"
+    )]
+    None {
+        /// Where.
+        path: PathBuf,
+    },
+    /// A file that is none.
+    #[error("{path}: not a tokenizer: {error}")]
+    Bad {
+        /// The file.
+        path: PathBuf,
+        /// What the library said.
+        error: String,
+    },
+    /// No token that ends a document.
+    #[error("{path}: no token ends a document: one of {ENDS:?} must be in the vocabulary")]
+    NoEnd {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A vocabulary that cannot be learnt.
+    #[error(
+        "a vocabulary of {got} tokens cannot be: it has the 256 bytes and the end of a document at least, 2^24 tokens at most"
+    )]
+    Size {
+        /// What was asked for.
+        got: usize,
+    },
+    /// It was not learnt.
+    #[error("no tokenizer could be learnt from this text: {0}")]
+    Train(String),
+}
+
+/// Text to numbers and back.
+#[derive(Clone)]
+pub struct Tokenizer {
+    inner: Inner,
+    end: u32,
+    size: usize,
+    /// The file that makes it again.
+    json: String,
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer").field("size", &self.size).field("end", &self.end).finish_non_exhaustive()
+    }
+}
+
+impl PartialEq for Tokenizer {
+    fn eq(&self, other: &Self) -> bool {
+        self.json == other.json
+    }
+}
+
+/// Text as bytes, each a letter of its own.
+fn byte_level(bpe: BPE) -> Inner {
+    let mut inner = Inner::new(bpe);
+    let level = ByteLevel::new(false, true, true);
+    inner.with_pre_tokenizer(Some(level));
+    inner.with_decoder(Some(level));
+    inner
+}
+
+impl Tokenizer {
+    /// By what the command line calls it: `bytes`, or a file or folder.
+    pub fn open(name: &str) -> Result<Self, TokenizerError> {
+        if name == "bytes" {
+            return Ok(Self::bytes());
+        }
+        let path = Path::new(name);
+        let [json, vocabulary, merges] = [TOKENIZER_FILE, "vocab.json", "merges.txt"].map(|file| path.join(file));
+        if path.is_file() {
+            Self::file(path)
+        } else if json.is_file() {
+            Self::file(&json)
+        } else if vocabulary.is_file() && merges.is_file() {
+            Self::gpt2(&vocabulary, &merges)
+        } else {
+            Err(TokenizerError::None { path: path.into() })
+        }
+    }
+
+    /// The 256 bytes, and the end of a document.
+    pub fn bytes() -> Self {
+        // A byte that prints stands for itself, the others for the letters from 256 on: GPT-2's table, and the library's.
+        let mut beyond = (256..).filter_map(char::from_u32);
+        let vocabulary: [(String, u32); 256] = std::array::from_fn(|byte| {
+            let letter = match byte as u8 {
+                byte @ (b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff) => char::from(byte),
+                _ => beyond.next().expect("there are more"),
+            };
+            (letter.into(), byte as u32)
+        });
+        let bpe = BPE::builder().vocab_and_merges(vocabulary, vec![]).build();
+        let inner = byte_level(bpe.expect("256 letters are a vocabulary"));
+        Self::with_end(inner)
+    }
+
+    /// Pairs of letters that are frequent in `texts`, joined until there are `size` tokens.
+    pub fn learn(size: usize, texts: impl Iterator<Item = String> + Send) -> Result<Self, TokenizerError> {
+        if !(257..=1 << 24).contains(&size) {
+            return Err(TokenizerError::Size { got: size });
+        }
+        let trainer = BpeTrainer::builder()
+            .vocab_size(size)
+            .min_frequency(2)
+            .show_progress(false)
+            .special_tokens(vec![AddedToken::from(END, true)])
+            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+            .build();
+        let mut inner = byte_level(BPE::default());
+        let learnt = inner.train(&mut TrainerWrapper::BpeTrainer(trainer), texts);
+        learnt.map_err(|error| TokenizerError::Train(error.to_string()))?;
+        Ok(Self::with_end(inner))
+    }
+
+    fn with_end(mut inner: Inner) -> Self {
+        inner.add_special_tokens([AddedToken::from(END, true)]).expect("one token more");
+        Self::new(inner, Path::new(TOKENIZER_FILE)).expect("it has an end")
+    }
+
+    fn gpt2(vocabulary: &Path, merges: &Path) -> Result<Self, TokenizerError> {
+        let bad = |error: String| TokenizerError::Bad { path: vocabulary.into(), error };
+        let [v, m] = [vocabulary, merges].map(|path| path.display().to_string());
+        let bpe = BPE::from_file(&v, &m).build().map_err(|error| bad(error.to_string()))?;
+        Self::new(byte_level(bpe), vocabulary)
+    }
+
+    fn file(path: &Path) -> Result<Self, TokenizerError> {
+        let bytes = fs::read(path).map_err(|error| TokenizerError::Io { path: path.into(), error })?;
+        let bad = |error: String| TokenizerError::Bad { path: path.into(), error };
+        Self::new(Inner::from_bytes(bytes).map_err(|error| bad(error.to_string()))?, path)
+    }
+
+    fn new(mut inner: Inner, path: &Path) -> Result<Self, TokenizerError> {
+        let bad = |error: String| TokenizerError::Bad { path: path.into(), error };
+        let Some(end) = ENDS.iter().find_map(|token| inner.token_to_id(token)) else {
+            return Err(TokenizerError::NoEnd { path: path.into() });
+        };
+        // What a text says is text, also where it spells a special token; lengths are ours to choose.
+        inner.set_encode_special_tokens(true);
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|error| bad(error.to_string()))?;
+        // Numbers may have gaps: the largest decides.
+        let size = inner.get_vocab(true).into_values().max().map_or(0, |most| most as usize + 1);
+        let json = inner.to_string(false).map_err(|error| bad(error.to_string()))?;
+        Ok(Self { inner, end, size, json })
+    }
+
+    /// Tokens there are.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The token that begins and ends a document.
+    pub fn end(&self) -> u32 {
+        self.end
+    }
+
+    /// What tells it from others.
+    pub fn fingerprint(&self) -> String {
+        Sha256::digest(&self.json)[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Text to numbers, without an end.
+    pub fn encode(&self, text: &str) -> Vec<u32> {
+        let encoding =
+            self.inner.encode_fast(text, false).expect("byte-level and loaded tokenizers take any text");
+        encoding.get_ids().to_vec()
+    }
+
+    /// Numbers to text. Bytes that are no characters become `�`.
+    pub fn decode(&self, tokens: &[u32]) -> String {
+        self.inner.decode(tokens, true).unwrap_or_default()
+    }
+
+    /// Writes a `tokenizer.json`.
+    pub fn save(&self, path: &Path) -> Result<(), TokenizerError> {
+        write_file(path, self.json.as_bytes()).map_err(|error| TokenizerError::Io { path: path.into(), error })
+    }
+
+    /// Text as its tokens come.
+    pub fn stream(&self) -> TextStream<'_> {
+        TextStream { tokenizer: self, tokens: Vec::new(), said: 0 }
+    }
+}
+
+/// Text as its tokens come: characters of several tokens wait for the last of them.
+#[derive(Debug)]
+pub struct TextStream<'a> {
+    tokenizer: &'a Tokenizer,
+    /// The last ones: some that are said, for what decoders do at a beginning, and those that wait.
+    tokens: Vec<u32>,
+    said: usize,
+}
+
+/// Tokens that a character may wait for. More than its bytes, so what waits longer is none.
+const WAIT: usize = 4;
+
+impl TextStream<'_> {
+    /// What the next token adds.
+    pub fn push(&mut self, token: u32) -> String {
+        self.tokens.push(token);
+        let (before, all) =
+            (self.tokenizer.decode(&self.tokens[..self.said]), self.tokenizer.decode(&self.tokens));
+        let waits = all.ends_with('\u{fffd}') && self.tokens.len() - self.said < WAIT;
+        if waits {
+            return String::new();
+        }
+        let new = all.strip_prefix(&before).unwrap_or(&all).to_string();
+        // The last one said stays as the beginning of what is decoded next.
+        self.tokens.drain(..self.tokens.len() - 1);
+        self.said = 1;
+        new
+    }
+
+    /// What still waits.
+    pub fn finish(&mut self) -> String {
+        let before = self.tokenizer.decode(&self.tokens[..std::mem::take(&mut self.said)]);
+        let all = self.tokenizer.decode(&std::mem::take(&mut self.tokens));
+        all.strip_prefix(&before).unwrap_or(&all).to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "Ein Öltank: 12 Fässer.\n\n\tThe end, the end — the <|endoftext|> 🙂🙂";
+
+    fn learnt() -> Tokenizer {
+        Tokenizer::learn(300, std::iter::repeat_n(TEXT.to_string(), 3)).unwrap()
+    }
+
+    #[test]
+    fn bytes_are_bytes() {
+        let bytes = Tokenizer::bytes();
+        let expected: Vec<u32> = TEXT.bytes().map(u32::from).collect();
+        assert_eq!(bytes.encode(TEXT), expected, "also where the text spells the end of one");
+        assert_eq!(bytes.decode(&expected), TEXT);
+        assert_eq!((bytes.size(), bytes.end()), (257, 256));
+        let all: Vec<u32> = (0..256).collect();
+        assert_eq!(bytes.decode(&all[..128]).len(), 128);
+    }
+
+    #[test]
+    fn what_is_learnt_is_shorter_and_comes_back() {
+        let tokenizer = learnt();
+        let tokens = tokenizer.encode(TEXT);
+        assert!(tokens.len() < TEXT.len() / 2, "{} tokens", tokens.len());
+        assert_eq!(tokenizer.decode(&tokens), TEXT);
+        assert!(tokens.iter().all(|token| (*token as usize) < tokenizer.size() && *token != tokenizer.end()));
+        // Text it has not seen, too.
+        assert_eq!(tokenizer.decode(&tokenizer.encode("Жук \u{0}")), "Жук \u{0}");
+        assert!(Tokenizer::learn(256, std::iter::empty()).unwrap_err().to_string().contains("256"));
+        let folder = tempfile::tempdir().unwrap();
+        tokenizer.save(&folder.path().join(TOKENIZER_FILE)).unwrap();
+        let again = Tokenizer::open(folder.path().to_str().unwrap()).unwrap();
+        assert_eq!((&again, again.fingerprint()), (&tokenizer, tokenizer.fingerprint()));
+        assert_ne!(again.fingerprint(), Tokenizer::bytes().fingerprint());
+    }
+
+    #[test]
+    fn vocabulary_and_merges_make_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let vocabulary = r#"{"a": 0, "b": 1, "ab": 2, "Ġ": 3, "Ġab": 4, "<|endoftext|>": 5}"#;
+        fs::write(folder.path().join("vocab.json"), vocabulary).unwrap();
+        fs::write(folder.path().join("merges.txt"), "#version: 0.2\na b\nĠ ab\n").unwrap();
+        let tokenizer = Tokenizer::open(folder.path().to_str().unwrap()).unwrap();
+        assert_eq!(tokenizer.encode("abab ab"), [2, 2, 4]);
+        assert_eq!((tokenizer.end(), tokenizer.size()), (5, 6));
+    }
+
+    #[test]
+    fn text_streams_by_characters() {
+        for tokenizer in [Tokenizer::bytes(), learnt()] {
+            let mut stream = tokenizer.stream();
+            let mut said = String::new();
+            for token in tokenizer.encode(TEXT) {
+                let new = stream.push(token);
+                assert!(!new.contains('\u{fffd}'), "{new:?} after {said:?}");
+                said += &new;
+            }
+            assert_eq!(said + &stream.finish(), TEXT);
+        }
+        // What never becomes a character does not wait for ever.
+        let bytes = Tokenizer::bytes();
+        let mut stream = bytes.stream();
+        let said: String =
+            [0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 65].map(|byte| stream.push(byte)).concat();
+        assert!(said.ends_with('A') && said.contains('\u{fffd}'), "{said}");
+    }
+
+    #[test]
+    fn what_is_none_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let said =
+            |name: &str| Tokenizer::open(folder.path().join(name).to_str().unwrap()).unwrap_err().to_string();
+        assert!(said("none").contains("vocab.json and merges.txt"), "{}", said("none"));
+        fs::write(folder.path().join("a.json"), "{\"version\": 1}").unwrap();
+        assert!(said("a.json").contains("not a tokenizer"), "{}", said("a.json"));
+        let without = Tokenizer::bytes().json.replace(END, "<|nothing|>");
+        fs::write(folder.path().join("b.json"), without).unwrap();
+        assert!(said("b.json").contains("no token ends a document"), "{}", said("b.json"));
+    }
+}

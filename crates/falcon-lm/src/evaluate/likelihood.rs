@@ -1,0 +1,208 @@
+//! How likely a text is after another.
+
+use burn::tensor::Tensor;
+use falcon_nn::{Model, ModelState, Sequences, predictions};
+
+use super::{ids, whole_numbers};
+use crate::data::Tokenizer;
+
+/// What is asked: the likelihood of a continuation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What comes before; not empty.
+    pub context: Vec<u32>,
+    /// What is scored; not empty.
+    pub continuation: Vec<u32>,
+}
+
+/// What is answered.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Likelihood {
+    /// The logarithm of the continuation's probability, in nats.
+    pub log: f64,
+    /// Whether each of its tokens is the likeliest.
+    pub greedy: bool,
+}
+
+impl Request {
+    /// Of texts, as lm-evaluation-harness divides them: spaces at the end of a context belong to what comes after, both are made into tokens
+    /// together, and an empty context is the beginning of a document.
+    pub fn new(tokenizer: &Tokenizer, context: &str, continuation: &str) -> Self {
+        let trimmed = context.trim_end();
+        let continuation = format!("{}{continuation}", &context[trimmed.len()..]);
+        if trimmed.is_empty() {
+            return Self { context: vec![tokenizer.end()], continuation: tokenizer.encode(&continuation) };
+        }
+        let (context, mut whole) =
+            (tokenizer.encode(trimmed), tokenizer.encode(&format!("{trimmed}{continuation}")));
+        // A tokenizer may join the two; what is scored is never nothing.
+        let cut = context.len().min(whole.len().saturating_sub(1));
+        let continuation = whole.split_off(cut);
+        Self { context, continuation }
+    }
+}
+
+/// Tokens that are read in one call, and sequences side by side, at most.
+const TOKENS: usize = 8192;
+const SEQUENCES: usize = 256;
+
+/// The likelihoods of `requests`. What all of them begin with is read once, what some share as context once for all of those. `progress` is
+/// told how many are done, and may say to stop by false.
+pub fn likelihoods(
+    model: &Model,
+    requests: &[Request],
+    progress: &mut dyn FnMut(usize) -> bool,
+) -> Option<Vec<Likelihood>> {
+    let mut answers = vec![Likelihood { log: 0.0, greedy: true }; requests.len()];
+    // Requests of one context come together.
+    let mut order: Vec<usize> = (0..requests.len()).collect();
+    order.sort_by(|a, b| requests[*a].context.cmp(&requests[*b].context));
+    let shared = shared(requests);
+    let start = begin(model, requests, shared);
+    let mut groups: Vec<&[usize]> = order.chunk_by(|a, b| requests[*a].context == requests[*b].context).collect();
+    // Of about the same length, so that the batches are full.
+    groups.sort_by_key(|group| requests[group[0]].context.len());
+    let mut done = 0;
+    while !groups.is_empty() {
+        let (mut tokens, mut sequences, mut count) = (0, 0, 0);
+        for group in &groups {
+            let longest = group.iter().map(|i| requests[*i].continuation.len()).sum::<usize>();
+            tokens += requests[group[0]].context.len() - shared + longest;
+            sequences += group.len();
+            if count > 0 && (tokens > TOKENS || sequences > SEQUENCES) {
+                break;
+            }
+            count += 1;
+        }
+        let batch: Vec<&[usize]> = groups.drain(..count).collect();
+        score(model, requests, &batch, shared, &start, &mut answers);
+        done += batch.iter().map(|group| group.len()).sum::<usize>();
+        if !progress(done) {
+            return None;
+        }
+    }
+    Some(answers)
+}
+
+/// Tokens that all contexts begin with, short of the whole of one.
+fn shared(requests: &[Request]) -> usize {
+    let Some(first) = requests.first() else { return 0 };
+    let with = |other: &Request| {
+        let same = first.context.iter().zip(&other.context).take_while(|(a, b)| a == b).count();
+        same.min(other.context.len() - 1)
+    };
+    requests.iter().map(with).min().unwrap_or(0)
+}
+
+/// The state after what all contexts begin with.
+fn begin(model: &Model, requests: &[Request], shared: usize) -> ModelState {
+    let mut state = model.state(1);
+    if shared > 0 {
+        for piece in requests[0].context[..shared].chunks(TOKENS) {
+            model.hidden(ids(piece, &model.device()), &Sequences::uniform(1, piece.len()), &mut state);
+        }
+    }
+    state
+}
+
+fn score(
+    model: &Model,
+    requests: &[Request],
+    groups: &[&[usize]],
+    shared: usize,
+    start: &ModelState,
+    answers: &mut [Likelihood],
+) {
+    let device = model.device();
+    let contexts: Vec<&[u32]> = groups.iter().map(|group| &requests[group[0]].context[shared..]).collect();
+    let lengths: Vec<usize> = contexts.iter().map(|context| context.len()).collect();
+    let sequences = Sequences::packed(&lengths);
+    let mut state = model.select(start, &vec![0; groups.len()]);
+    let read = model.hidden(ids(&contexts.concat(), &device), &sequences, &mut state);
+    // The first token of a continuation follows its context, the others each other.
+    let ends: Vec<i32> = sequences.offsets()[1..].iter().map(|end| *end as i32 - 1).collect();
+    let flat: Vec<(usize, usize)> =
+        groups.iter().enumerate().flat_map(|(group, members)| members.iter().map(move |i| (group, *i))).collect();
+    let first: Vec<i32> = flat.iter().map(|(group, _)| ends[*group]).collect();
+    let mut hidden = vec![read.select(0, whole_numbers(first, &device))];
+    let mut targets: Vec<i64> = flat.iter().map(|(_, i)| i64::from(requests[*i].continuation[0])).collect();
+    let mut owners: Vec<usize> = flat.iter().map(|(_, i)| *i).collect();
+    let long: Vec<&(usize, usize)> = flat.iter().filter(|(_, i)| requests[*i].continuation.len() > 1).collect();
+    if !long.is_empty() {
+        let picks: Vec<usize> = long.iter().map(|(group, _)| *group).collect();
+        let mut state = model.select(&state, &picks);
+        let of = |i: usize| &requests[i].continuation;
+        let tokens: Vec<u32> = long.iter().flat_map(|(_, i)| &of(*i)[..of(*i).len() - 1]).copied().collect();
+        let lengths: Vec<usize> = long.iter().map(|(_, i)| of(*i).len() - 1).collect();
+        hidden.push(model.hidden(ids(&tokens, &device), &Sequences::packed(&lengths), &mut state));
+        for (_, i) in long {
+            targets.extend(of(*i)[1..].iter().map(|token| i64::from(*token)));
+            owners.extend(vec![*i; of(*i).len() - 1]);
+        }
+    }
+    let said = predictions(model.logits(Tensor::cat(hidden, 0)), &targets);
+    for (owner, prediction) in owners.into_iter().zip(said) {
+        let prediction = prediction.expect("every row has a target");
+        answers[owner].log -= prediction.loss;
+        answers[owner].greedy &= prediction.right;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+    use falcon_nn::{IGNORED, ModelConfig};
+
+    use super::*;
+
+    #[test]
+    fn texts_are_divided_as_the_harness_does() {
+        let bytes = Tokenizer::bytes();
+        let of = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+        let request = Request::new(&bytes, "A: ", "yes");
+        assert_eq!((request.context, request.continuation), (of("A:"), of(" yes")));
+        let request = Request::new(&bytes, "", " yes");
+        assert_eq!((request.context, request.continuation), (vec![256], of(" yes")));
+    }
+
+    /// Shared contexts and batches change nothing: each request by itself, in one piece.
+    #[test]
+    fn sharing_changes_nothing() {
+        for preset in ["falcon-3a.3", "transformer", "mamba2"] {
+            let model = ModelConfig::preset(preset, "micro", 20).unwrap().init(3, &Device::flex()).unwrap();
+            let tokens =
+                |seed: u32, count: u32| (0..count).map(|i| (seed * 7 + i * i * 3 + i) % 20).collect::<Vec<u32>>();
+            let prefix = tokens(1, 9);
+            let mut requests = Vec::new();
+            for context in 0..40 {
+                for choice in 0..3 {
+                    let context = [prefix.clone(), tokens(context / 2, 1 + context % 5)].concat();
+                    requests.push(Request { context, continuation: tokens(choice + 30, 1 + (choice * 2) % 3) });
+                }
+            }
+            assert!(shared(&requests) >= prefix.len());
+            let mut seen = 0;
+            let got = likelihoods(&model, &requests, &mut |done| {
+                seen = done;
+                true
+            });
+            assert_eq!(seen, requests.len());
+            for (request, got) in requests.iter().zip(got.unwrap()) {
+                let all = [request.context.clone(), request.continuation.clone()].concat();
+                let logits = model.forward(ids(&all[..all.len() - 1], &model.device()).unsqueeze());
+                let asked = request.context.len() - 1;
+                let targets: Vec<i64> = all[1..]
+                    .iter()
+                    .enumerate()
+                    .map(|(i, token)| if i < asked { IGNORED } else { i64::from(*token) })
+                    .collect();
+                let said = predictions(logits.squeeze_dim(0), &targets);
+                let (log, greedy) =
+                    said.iter().flatten().fold((0.0, true), |(log, greedy), p| (log - p.loss, greedy && p.right));
+                assert!((got.log - log).abs() < 1e-4 * log.abs().max(1.0), "{preset}: {} and {log}", got.log);
+                assert_eq!(got.greedy, greedy);
+            }
+            assert!(likelihoods(&model, &requests, &mut |_| false).is_none());
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! A model that was trained, and what makes text of its tokens.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Device;
+use falcon_nn::{CONFIG_FILE, FileError, Model, WEIGHTS_FILE};
+use sha2::{Digest, Sha256};
+use thiserror::Error;
+
+use crate::config::RUN_FILE;
+use crate::data::{TOKENIZER_FILE, Tokenizer, TokenizerError};
+use crate::train::{FolderError, best_checkpoint};
+
+/// A model and its tokenizer.
+#[derive(Debug)]
+pub struct Trained {
+    /// The model.
+    pub model: Model,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
+    /// Where the model is.
+    pub folder: PathBuf,
+    /// What tells its weights from others: the beginning of their hash.
+    pub weights: String,
+}
+
+/// Why there is none.
+#[derive(Debug, Error)]
+pub enum TrainedError {
+    /// Nothing there is a model.
+    #[error(
+        "{path}: neither a run nor a model: a run has {RUN_FILE}, a model has {CONFIG_FILE} and {WEIGHTS_FILE}"
+    )]
+    None {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A run without a model yet.
+    #[error("{path}: the run has no checkpoint yet")]
+    Early {
+        /// The run.
+        path: PathBuf,
+    },
+    /// The run's folder cannot be read.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    /// The model cannot be.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// It has no tokenizer.
+    #[error("{path}: no {TOKENIZER_FILE} beside the model or above it; name one with --tokenizer")]
+    NoTokenizer {
+        /// The model.
+        path: PathBuf,
+    },
+    /// The tokenizer cannot be read.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// Another model's.
+    #[error("the tokenizer has {tokenizer} tokens, the model in {path} was made for {model}: it is another one's")]
+    Mismatch {
+        /// The model.
+        path: PathBuf,
+        /// Tokens of the tokenizer.
+        tokenizer: usize,
+        /// Tokens of the model.
+        model: usize,
+    },
+}
+
+impl Trained {
+    /// From a run's folder, whose best checkpoint it takes, or from a folder with a model. The tokenizer is the one named, or that beside the
+    /// model or in a folder above it.
+    pub fn open(path: &Path, tokenizer: Option<&str>, device: &Device) -> Result<Self, TrainedError> {
+        let folder = if path.join(CONFIG_FILE).is_file() {
+            path.to_path_buf()
+        } else if path.join(RUN_FILE).is_file() {
+            best_checkpoint(path)?.ok_or_else(|| TrainedError::Early { path: path.into() })?
+        } else {
+            return Err(TrainedError::None { path: path.into() });
+        };
+        let tokenizer = match tokenizer {
+            Some(name) => Tokenizer::open(name)?,
+            None => {
+                let real = fs::canonicalize(&folder).unwrap_or_else(|_| folder.clone());
+                // Checkpoints are two folders below their run.
+                let near = real.ancestors().take(3).map(|folder| folder.join(TOKENIZER_FILE));
+                let found = near.into_iter().find(|path| path.is_file());
+                let found = found.ok_or_else(|| TrainedError::NoTokenizer { path: folder.clone() })?;
+                Tokenizer::open(&found.to_string_lossy())?
+            }
+        };
+        let model = Model::load(&folder, device)?;
+        if tokenizer.size() != model.config().vocab_size {
+            let (tokenizer, model) = (tokenizer.size(), model.config().vocab_size);
+            return Err(TrainedError::Mismatch { path: folder, tokenizer, model });
+        }
+        let path = folder.join(WEIGHTS_FILE);
+        let bytes = fs::read(&path).map_err(|error| FileError::Io { path, error })?;
+        let weights = Sha256::digest(bytes)[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self { model, tokenizer, folder, weights })
+    }
+}
