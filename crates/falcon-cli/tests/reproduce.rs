@@ -67,3 +67,23 @@ fn wrong_rows_are_refused_before_anything_is_trained() {
         Command::new(env!("CARGO_BIN_EXE_falcon")).args(["reproduce", "addition", "--from", "nowhere"]).output();
     assert!(String::from_utf8_lossy(&none.unwrap().stderr).contains("nowhere/results.json"));
 }
+
+/// Tables and pictures are what their records say, and the front page shows them.
+#[test]
+fn recorded_results_are_what_is_shown() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    for scale in ["quick"] {
+        let folder = root.join("results/addition").join(scale);
+        let record = AdditionRecord::read(&folder).unwrap();
+        assert_eq!(record.scale, scale);
+        let again = TempDir::new().unwrap();
+        record.write(again.path()).unwrap();
+        for file in ["results.json", "table.md", "curves.svg", "digits.svg"] {
+            let [kept, made] = [folder.as_path(), again.path()].map(|f| fs::read_to_string(f.join(file)).unwrap());
+            assert_eq!(kept, made, "falcon reproduce addition --from results/addition/{scale} makes {file} again");
+        }
+        let command = format!("falcon reproduce addition --from results/addition/{scale} --into README.md");
+        assert_eq!(record.put_into(&readme).unwrap(), readme, "{command}");
+    }
+}
