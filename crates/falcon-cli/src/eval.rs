@@ -266,10 +266,11 @@ impl Work<'_> {
         index: usize,
     ) -> Result<bool, EvalError> {
         let Trained { model, tokenizer, .. } = self.trained;
+        let most = self.args.shots.iter().copied().max().unwrap_or(0);
         for benchmark in benchmarks {
             let folder = self.args.data.as_deref().unwrap_or(Path::new("."));
             let path = folder.join(format!("{}.jsonl", benchmark.name));
-            let items = benchmark.read(&path, self.args.limit.unwrap_or(usize::MAX))?;
+            let items = benchmark.read(&path, self.args.limit.unwrap_or(usize::MAX), most.into())?;
             for shots in self.args.shots.iter().map(|shots| usize::from(*shots)) {
                 let same = |old: &BenchmarkResult| old.name == benchmark.name && old.shots == shots;
                 if known[index].benchmarks.iter().any(|old| same(old) && old.items == items.len()) {

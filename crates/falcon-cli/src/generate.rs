@@ -226,11 +226,11 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
         });
     }
     let saying = begin.elapsed();
-    if let Some(error) = broken {
-        return Err(error.into());
-    }
     if let Some(path) = &args.state_out {
         streams[0].save(&model, &weights, path)?;
+    }
+    if let Some(error) = broken {
+        return Err(error.into());
     }
     let tokens: usize = sayings.iter().map(|saying| saying.said.tokens).sum();
     let said: Vec<Said> = sayings.into_iter().map(|saying| saying.said).collect();

@@ -27,6 +27,8 @@ fn house() -> &'static House {
         let text: String = (0..400).map(|i| SENTENCES[i * i % 3]).collect();
         fs::write(house.path("book.txt"), &text).unwrap();
         fs::write(house.path("part.txt"), &text[..3000]).unwrap();
+        let other = "there is a house in the tree, and in the house a fox who sleeps. ".repeat(50) + &text;
+        fs::write(house.path("house.txt"), other).unwrap();
         let said = house.json(&["tokenizer", "train", "book.txt", "--size", "300", "--output", "book.json"]);
         assert!(said["size"] == 300 && said["bytes_per_token"].as_f64().unwrap() > 1.5, "{said}");
         let sets = [
@@ -60,8 +62,12 @@ impl House {
     }
 
     fn run(&self, args: &[&str], stdin: &str) -> Output {
+        self.run_with(args, stdin, "cache")
+    }
+
+    fn run_with(&self, args: &[&str], stdin: &str, cache: &str) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
-        command.args(args).current_dir(self.folder.path()).env("FALCON_CACHE", self.path("cache"));
+        command.args(args).current_dir(self.folder.path()).env("FALCON_CACHE", self.path(cache));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         // Who does not read it may be gone already.
@@ -84,6 +90,19 @@ impl House {
         let said = String::from_utf8_lossy(&ran.stderr).into_owned();
         assert_eq!(ran.status.code(), Some(2), "{args:?}: {said}");
         assert!(said.contains(expected), "{args:?}: {said}");
+    }
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let target = to.join(path.file_name().unwrap());
+        if path.is_dir() {
+            copy_folder(&path, &target);
+        } else {
+            fs::copy(&path, &target).unwrap();
+        }
     }
 }
 
@@ -114,7 +133,7 @@ fn benchmarks_are_scored() {
     ];
     fs::write(data.join("winogrande.jsonl"), lines.join("\n")).unwrap();
     let last = r#"{"context": "the quick brown fox jumps over the lazy", "target": "dog."}"#;
-    fs::write(data.join("lambada_openai.jsonl"), last).unwrap();
+    fs::write(data.join("lambada_openai.jsonl"), [last, last].join("\n")).unwrap();
     let tasks = ["eval", "run", "--tasks", "winogrande,lambada_openai", "--data", "data", "--shots", "0,1"];
     let result = &house.json(&tasks)[0]["benchmarks"];
     assert_eq!(result.as_array().unwrap().len(), 4);
@@ -126,6 +145,7 @@ fn benchmarks_are_scored() {
     house.refuses(&["eval", "run", "--tasks", "hellaswg", "--data", "data"], "did you mean \"hellaswag\"?");
     house.refuses(&["eval", "run", "--tasks", "piqa", "--data", "data"], "piqa.jsonl");
     house.refuses(&["eval", "run"], "nothing to measure");
+    house.refuses(&[&tasks[..], &["--limit", "1"]].concat(), "1 questions to ask; 2 are needed");
 }
 
 #[test]
@@ -185,27 +205,23 @@ fn bad_text_and_foreign_tokenizers_are_refused() {
     );
     house.says(&["tokenizer", "train", "book.txt", "--size", "280", "--output", "other.json"]);
     house.refuses(&["generate", "run", "x", "--tokenizer", "other.json"], "has 280 tokens, the model");
-    let train = [
-        "train",
-        "--task",
-        "text",
-        "--set",
-        "task.train=book.txt",
-        "--set",
-        "task.tokenizer=other.json",
-        "--run",
-        "run",
-    ];
-    let ran = house.run(&train, "");
-    assert!(!ran.status.success(), "a run does not go on with another tokenizer");
-    // A damaged cache is made again.
-    let before = house.json(&["eval", "run", "--text", "part.txt"]);
-    for entry in fs::read_dir(house.path("cache")).unwrap() {
+    // Another tokenizer in the place of a run's, and the run keeps its own.
+    house.says(&["tokenizer", "train", "house.txt", "--size", "300", "--output", "swapped.json"]);
+    copy_folder(&house.path("run"), &house.path("copy"));
+    let config = fs::read_to_string(house.path("run/config.toml")).unwrap();
+    fs::write(house.path("copy/config.toml"), config.replace("book.json", "swapped.json")).unwrap();
+    house.refuses(&["train", "--run", "copy"], "task.tokenizer: swapped.json has changed since the run began");
+    let tokenizers = ["run", "copy"].map(|run| fs::read(house.path(run).join("tokenizer.json")).unwrap());
+    assert_eq!(tokenizers[0], tokenizers[1]);
+    // A damaged cache is made again. One of its own: the other tests are at work in theirs.
+    let args = ["eval", "run", "--text", "part.txt", "--json"];
+    let before = house.run_with(&args, "", "mine").stdout;
+    for entry in fs::read_dir(house.path("mine")).unwrap() {
         let path = entry.unwrap().path();
         let bytes = fs::read(&path).unwrap();
         fs::remove_file(&path).unwrap();
         fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
     }
-    assert_eq!(house.json(&["eval", "run", "--text", "part.txt"]), before);
-    assert!(!Path::new("cache").exists());
+    let after = house.run_with(&args, "", "mine");
+    assert!(after.status.success() && after.stdout == before);
 }

@@ -111,8 +111,8 @@ impl Tokens {
     fn read(path: &Path, tokenizer: &Tokenizer) -> io::Result<Self> {
         let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_string());
         let mut file = File::open(path)?;
-        // SAFETY: files of tokens are only ever replaced by renaming, never changed; who changes one from outside while it is mapped
-        // may see other numbers, which are checked against the vocabulary where they are used.
+        // SAFETY: files of tokens are only ever replaced by renaming, never changed or cut. Who does so from outside while one is mapped
+        // changes the numbers under us, or ends the process.
         let map = unsafe { Mmap::map(&file)? };
         let length = map.len();
         let end = length.checked_sub(16).ok_or_else(|| bad("too short"))?;
@@ -313,7 +313,7 @@ mod tests {
     fn a_change_is_noticed() {
         let made = Made::new("one two\nthree");
         let (before, _) = made.open(&Tokenizer::bytes());
-        fs::write(made.folder.path().join("a.txt"), "one two\nfour!").unwrap();
+        fs::write(made.folder.path().join("a.txt"), "one two\nfour, five").unwrap();
         let (after, fresh) = made.open(&Tokenizer::bytes());
         assert!(fresh && after.fingerprint() != before.fingerprint());
         let learnt = Tokenizer::learn(260, ["one two ".repeat(9)].into_iter()).unwrap();

@@ -169,9 +169,13 @@ fn at(path: &Path, error: io::Error) -> SourceError {
 
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), SourceError> {
     for entry in fs::read_dir(folder).map_err(|error| at(folder, error))? {
-        let path = entry.map_err(|error| at(folder, error))?.path();
-        if path.is_dir() {
+        let entry = entry.map_err(|error| at(folder, error))?;
+        let (path, kind) = (entry.path(), entry.file_type().map_err(|error| at(folder, error))?);
+        // A link to a folder may lead back to this one.
+        if kind.is_dir() {
             collect(&path, files)?;
+        } else if path.is_dir() {
+            continue;
         } else if let Some(name) = path.file_name()
             && let Some(kind) = Path::new(plain_name(name)).extension()
             && ["txt", "md", "jsonl"].iter().any(|known| kind == *known)
@@ -197,15 +201,42 @@ fn decompressed(path: &Path) -> Result<(Box<dyn BufRead>, &OsStr), SourceError> 
     let reader: Box<dyn BufRead> = match path.extension().and_then(OsStr::to_str) {
         Some("xz") => Box::new(BufReader::new(lzma_rust2::XzReader::new(file, true))),
         Some("gz") => Box::new(BufReader::new(flate2::bufread::MultiGzDecoder::new(file))),
-        Some("zst") => {
-            let decoder = ruzstd::decoding::StreamingDecoder::new(file);
-            let decoder = decoder
-                .map_err(|error| at(path, io::Error::new(io::ErrorKind::InvalidData, error.to_string())))?;
-            Box::new(BufReader::new(decoder))
-        }
+        Some("zst") => Box::new(BufReader::new(Frames::Between(file))),
         _ => Box::new(file),
     };
     Ok((reader, plain_name(path.file_name().unwrap_or_default())))
+}
+
+/// What zstd wrote, which may be many frames one after the other; the library reads one.
+enum Frames<R: BufRead> {
+    Between(R),
+    Within(Box<ruzstd::decoding::StreamingDecoder<R, ruzstd::decoding::FrameDecoder>>),
+    End,
+}
+
+impl<R: BufRead> Read for Frames<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match std::mem::replace(self, Self::End) {
+                Self::End => return Ok(0),
+                Self::Between(mut file) => {
+                    if !file.fill_buf()?.is_empty() {
+                        let wrong = |error: String| io::Error::new(io::ErrorKind::InvalidData, error);
+                        let frame = ruzstd::decoding::StreamingDecoder::new(file);
+                        *self = Self::Within(Box::new(frame.map_err(|error| wrong(error.to_string()))?));
+                    }
+                }
+                Self::Within(mut frame) => {
+                    let read = frame.read(out)?;
+                    if read > 0 || out.is_empty() {
+                        *self = Self::Within(frame);
+                        return Ok(read);
+                    }
+                    *self = Self::Between(frame.into_inner());
+                }
+            }
+        }
+    }
 }
 
 /// A document a line: an object with a `text`.
@@ -340,8 +371,11 @@ mod tests {
             ("a.txt", text.clone().into_bytes()),
             ("a.txt.gz", gz.finish().unwrap()),
             ("a.xz", xz.finish().unwrap()),
-            ("a.zst", zst),
+            ("a.zst", zst.clone()),
         ];
+        let (_folder, path) = file("two.zst", &[zst.clone(), zst].concat());
+        let twice: String = read(&path).unwrap().into_iter().map(|piece| piece.text).collect();
+        assert_eq!(twice, text.repeat(2), "one frame after another");
         for (name, bytes) in cases {
             let (_folder, path) = file(name, &bytes);
             let pieces = read(&path).unwrap();
@@ -405,6 +439,8 @@ mod tests {
         for (name, text) in [("c.txt", "3"), ("a.md", "1"), ("b/x.txt", "2"), ("picture.png", "no")] {
             fs::write(folder.path().join(name), text).unwrap();
         }
+        #[cfg(unix)]
+        std::os::unix::fs::symlink(folder.path(), folder.path().join("again")).unwrap();
         let texts: Vec<String> = read(folder.path()).unwrap().into_iter().map(|piece| piece.text).collect();
         assert_eq!(texts, ["1", "2", "3"]);
     }

@@ -19,6 +19,9 @@ const END: &str = "<|endoftext|>";
 const ENDS: [&str; 8] =
     [END, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|end|>", "[SEP]", "<|begin_of_text|>"];
 
+/// Characters that a vocabulary is unlikely to have, of every length in bytes.
+const STRANGE: &str = "\u{1}\u{ad}語🙂\u{10fffd}";
+
 /// Why there is no tokenizer.
 #[derive(Debug, Error)]
 pub enum TokenizerError {
@@ -176,6 +179,12 @@ impl Tokenizer {
         inner.set_encode_special_tokens(true);
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| bad(error.to_string()))?;
+        // One that does not know a character must have a token for that.
+        let strange =
+            inner.encode_fast(STRANGE, false).map_err(|error| bad(format!("it cannot take any text: {error}")))?;
+        if strange.get_ids().is_empty() {
+            return Err(bad("it leaves out what it does not know".into()));
+        }
         // Numbers may have gaps: the largest decides.
         let size = inner.get_vocab(true).into_values().max().map_or(0, |most| most as usize + 1);
         let json = inner.to_string(false).map_err(|error| bad(error.to_string()))?;
@@ -199,8 +208,7 @@ impl Tokenizer {
 
     /// Text to numbers, without an end.
     pub fn encode(&self, text: &str) -> Vec<u32> {
-        let encoding =
-            self.inner.encode_fast(text, false).expect("byte-level and loaded tokenizers take any text");
+        let encoding = self.inner.encode_fast(text, false).expect("it was tried with strange text");
         encoding.get_ids().to_vec()
     }
 
@@ -298,12 +306,22 @@ mod tests {
     #[test]
     fn vocabulary_and_merges_make_one() {
         let folder = tempfile::tempdir().unwrap();
-        let vocabulary = r#"{"a": 0, "b": 1, "ab": 2, "Ġ": 3, "Ġab": 4, "<|endoftext|>": 5}"#;
-        fs::write(folder.path().join("vocab.json"), vocabulary).unwrap();
-        fs::write(folder.path().join("merges.txt"), "#version: 0.2\na b\nĠ ab\n").unwrap();
-        let tokenizer = Tokenizer::open(folder.path().to_str().unwrap()).unwrap();
-        assert_eq!(tokenizer.encode("abab ab"), [2, 2, 4]);
-        assert_eq!((tokenizer.end(), tokenizer.size()), (5, 6));
+        let mut vocabulary = serde_json::Map::new();
+        let letters = Tokenizer::bytes().inner.get_vocab(true);
+        letters.into_iter().for_each(|(letter, id)| _ = vocabulary.insert(letter, id.into()));
+        [("ab", 257), ("Ġab", 258)]
+            .into_iter()
+            .for_each(|(token, id)| _ = vocabulary.insert(token.into(), id.into()));
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        write("vocab.json", &serde_json::Value::from(vocabulary).to_string());
+        write("merges.txt", "#version: 0.2\na b\nĠ ab\n");
+        let open = || Tokenizer::open(folder.path().to_str().unwrap());
+        let tokenizer = open().unwrap();
+        assert_eq!(tokenizer.encode("abab ab"), [257, 257, 258]);
+        assert_eq!((tokenizer.end(), tokenizer.size()), (256, 259));
+        write("vocab.json", r#"{"a": 0, "b": 1, "ab": 2, "Ġ": 3, "Ġab": 4, "<|endoftext|>": 5}"#);
+        let said = open().unwrap_err().to_string();
+        assert!(said.contains("leaves out what it does not know"), "{said}");
     }
 
     #[test]
@@ -334,6 +352,11 @@ mod tests {
         assert!(said("none").contains("vocab.json and merges.txt"), "{}", said("none"));
         fs::write(folder.path().join("a.json"), "{\"version\": 1}").unwrap();
         assert!(said("a.json").contains("not a tokenizer"), "{}", said("a.json"));
+        let words = r#"{"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
+            "decoder": null, "truncation": null, "padding": null,
+            "model": {"type": "WordLevel", "vocab": {"</s>": 0, "a": 1}, "unk_token": "[UNK]"}}"#;
+        fs::write(folder.path().join("c.json"), words).unwrap();
+        assert!(said("c.json").contains("cannot take any text"), "{}", said("c.json"));
         let without = Tokenizer::bytes().json.replace(END, "<|nothing|>");
         fs::write(folder.path().join("b.json"), without).unwrap();
         assert!(said("b.json").contains("no token ends a document"), "{}", said("b.json"));

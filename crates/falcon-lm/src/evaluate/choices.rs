@@ -82,7 +82,7 @@ pub enum BenchmarkError {
         error: String,
     },
     /// Too few questions.
-    #[error("{path} has {got} questions; {needed} are needed")]
+    #[error("{path}: {got} questions to ask; {needed} are needed, one more than there are examples")]
     Few {
         /// The file.
         path: PathBuf,
@@ -210,8 +210,8 @@ impl Benchmark {
         BENCHMARKS.iter().find(|benchmark| benchmark.name == name)
     }
 
-    /// The questions in a file, a JSON object a line; the first `limit` of them.
-    pub fn read(&self, path: &Path, limit: usize) -> Result<Vec<Item>, BenchmarkError> {
+    /// The questions in a file, a JSON object a line; the first `limit` of them, which must be more than `shots`.
+    pub fn read(&self, path: &Path, limit: usize, shots: usize) -> Result<Vec<Item>, BenchmarkError> {
         let text = fs::read_to_string(path).map_err(|error| BenchmarkError::Io { path: path.into(), error })?;
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).take(limit);
         let items: Result<Vec<Item>, _> = lines
@@ -222,8 +222,8 @@ impl Benchmark {
             })
             .collect();
         let items = items?;
-        if items.is_empty() {
-            return Err(BenchmarkError::Few { path: path.into(), got: 0, needed: 1 });
+        if items.len() <= shots {
+            return Err(BenchmarkError::Few { path: path.into(), got: items.len(), needed: shots + 1 });
         }
         Ok(items)
     }
@@ -310,7 +310,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.jsonl");
         fs::write(&path, lines.join("\n")).unwrap();
-        Benchmark::named(name).unwrap().read(&path, usize::MAX).unwrap()
+        Benchmark::named(name).unwrap().read(&path, usize::MAX, 0).unwrap()
     }
 
     fn answer(log: f64) -> Likelihood {
@@ -427,13 +427,13 @@ mod tests {
         let path = folder.path().join("piqa.jsonl");
         let said = |name: &str, text: &str| {
             fs::write(&path, text).unwrap();
-            Benchmark::named(name).unwrap().read(&path, usize::MAX).unwrap_err().to_string()
+            Benchmark::named(name).unwrap().read(&path, usize::MAX, 0).unwrap_err().to_string()
         };
         let good = r#"{"question": "q", "choices": ["a", "b"], "gold": 1}"#;
         let wrong = said("piqa", &format!("{good}\n{{\"question\": \"q\", \"gold\": 0}}"));
         assert!(wrong.contains("line 2") && wrong.contains("no \"choices\""), "{wrong}");
         assert!(said("piqa", &good.replace("1}", "2}")).contains("gold is 2, and there are 2 choices"));
-        assert!(said("piqa", "").contains("0 questions"));
+        assert!(said("piqa", "").contains("0 questions to ask; 1 are needed"));
         assert!(said("winogrande", good).contains("no \"contexts\""));
     }
 }

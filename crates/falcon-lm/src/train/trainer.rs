@@ -121,10 +121,6 @@ impl Trainer {
         let mut task = config.task.open(&mut |bytes| watch.reading(bytes))?;
         let device = Device::flex().autodiff();
         let folder = RunFolder::open(path, config)?;
-        if let Some(tokenizer) = task.tokenizer() {
-            // A run speaks for itself, wherever its tokenizer came from.
-            tokenizer.save(&folder.path().join(TOKENIZER_FILE)).map_err(TaskError::Tokenizer)?;
-        }
         let last = folder.last(config, &device, |message| watch.warn(message))?;
         let saved = last.as_ref().map(|last| last.progress.step);
         let Checkpoint { model, optimizer, progress } = match last {
@@ -136,6 +132,10 @@ impl Trainer {
             },
         };
         task.restore(progress.task.clone())?;
+        if let Some(tokenizer) = task.tokenizer() {
+            // A run speaks for itself, wherever its tokenizer came from. It is the one it began with: `restore` has seen to that.
+            tokenizer.save(&folder.path().join(TOKENIZER_FILE)).map_err(TaskError::Tokenizer)?;
+        }
         let log = MetricsLog::resume(&folder.path().join(METRICS_FILE), progress.step);
         let kept = saved.map_or("there is no checkpoint yet".to_string(), |step| {
             format!("the checkpoint of step {step} is whole")
