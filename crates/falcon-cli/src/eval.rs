@@ -9,7 +9,8 @@ use burn::tensor::Device;
 use clap::Args;
 use falcon_lm::data::{CacheError, Source, Tokens, cache_folder};
 use falcon_lm::evaluate::{
-    BENCHMARKS, Benchmark, BenchmarkError, BenchmarkResult, Estimate, Reading, TextScore, text_score,
+    BENCHMARKS, Benchmark, BenchmarkError, BenchmarkResult, Estimate, Item, Reading, TextScore, fingerprint,
+    text_score,
 };
 use falcon_lm::train::Outcome;
 use falcon_lm::trained::{Trained, TrainedError};
@@ -18,7 +19,7 @@ use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::train::{asked_to_stop, use_threads};
+use crate::train::{asked_to_stop, check_folder, use_threads};
 
 /// Arguments of `falcon eval`.
 #[derive(Debug, Args)]
@@ -76,9 +77,10 @@ HOW BENCHMARKS ARE SCORED
   As in lm-evaluation-harness: a choice by the sum of its tokens' log-likelihoods after the
   question (acc), or that sum divided by its characters (acc_norm, which tables show for those
   marked *). An example before a question is the first of the same file; that one has the second.
+  The standard error of a perplexity is that of the mean log-likelihood, times the perplexity.
 
-  A line of DIR/NAME.jsonl is a JSON object: question, choices, gold; social_iqa has a context
-  too, hellaswag context, choices, gold; winogrande contexts, continuation, gold; lambada_openai
+  A line of DIR/NAME.jsonl is a JSON object: question, choices, gold; sciq may have its passage as
+  support; social_iqa has a context too, hellaswag context, choices, gold; winogrande contexts, continuation, gold; lambada_openai
   context, target.
 
 EXAMPLES
@@ -167,8 +169,17 @@ pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
         return Err(EvalError::Nothing);
     }
     use_threads(args.threads);
+    asked_to_stop(STOPPING);
+    // All that can be wrong first: it should not be found after an hour.
+    let questions = args.questions(&benchmarks)?;
+    for path in &args.text {
+        Source::open(path).map_err(CacheError::from)?;
+    }
+    if let Some(path) = &args.output {
+        check_folder(path).map_err(|error| EvalError::Io { path: path.clone(), error })?;
+    }
     let mut known = args.output.as_deref().map_or(Ok(Vec::new()), read)?;
-    let mut asked = Vec::new();
+    let (mut asked, mut outcome) = (Vec::new(), Outcome::Finished);
     for path in &args.models {
         let trained = Trained::open(path, args.tokenizer.as_deref(), &Device::flex())?;
         let name = path.display().to_string();
@@ -180,10 +191,12 @@ pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
             known.len() - 1
         });
         let mut work = Work { args, trained: &trained, name: &name };
-        if !work.texts(&mut known, index)? || !work.benchmarks(&benchmarks, &mut known, index)? {
-            return Ok(Outcome::Interrupted);
-        }
+        let finished = work.texts(&mut known, index)? && work.benchmarks(&questions, &mut known, index)?;
         asked.push(name);
+        if !finished {
+            outcome = Outcome::Interrupted;
+            break;
+        }
     }
     let shown: Vec<&ModelResult> = known.iter().filter(|result| asked.contains(&result.model)).collect();
     let mut out = io::stdout().lock();
@@ -191,7 +204,22 @@ pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
         true => writeln!(out, "{}", serde_json::to_string(&shown).map_err(io::Error::from)?)?,
         false => write!(out, "{}", tables(&shown, args))?,
     }
-    Ok(Outcome::Finished)
+    Ok(outcome)
+}
+
+/// A benchmark and its questions.
+type Questions = (&'static Benchmark, Vec<Item>);
+
+impl EvalArgs {
+    fn questions(&self, benchmarks: &[&'static Benchmark]) -> Result<Vec<Questions>, EvalError> {
+        let folder = self.data.as_deref().unwrap_or(Path::new("."));
+        let most = self.shots.iter().copied().max().unwrap_or(0);
+        let read = |benchmark: &&'static Benchmark| {
+            let path = folder.join(format!("{}.jsonl", benchmark.name));
+            Ok((*benchmark, benchmark.read(&path, self.limit.unwrap_or(usize::MAX), most.into())?))
+        };
+        benchmarks.iter().map(read).collect()
+    }
 }
 
 fn benchmarks(args: &EvalArgs) -> Result<Vec<&'static Benchmark>, EvalError> {
@@ -237,6 +265,7 @@ impl Work<'_> {
             let source = Source::open(path).map_err(CacheError::from)?;
             let text = Tokens::open(&source, tokenizer, &cache_folder(), &mut |bytes| {
                 bar.set_message(format!("{}: {} made into tokens", path.display(), HumanBytes(bytes as u64)));
+                !asked_to_stop(STOPPING).load(Ordering::SeqCst)
             })?;
             let name = path.display().to_string();
             let same = |old: &TextResult| {
@@ -261,25 +290,23 @@ impl Work<'_> {
     /// False if interrupted.
     fn benchmarks(
         &mut self,
-        benchmarks: &[&'static Benchmark],
+        questions: &[Questions],
         known: &mut [ModelResult],
         index: usize,
     ) -> Result<bool, EvalError> {
         let Trained { model, tokenizer, .. } = self.trained;
-        let most = self.args.shots.iter().copied().max().unwrap_or(0);
-        for benchmark in benchmarks {
-            let folder = self.args.data.as_deref().unwrap_or(Path::new("."));
-            let path = folder.join(format!("{}.jsonl", benchmark.name));
-            let items = benchmark.read(&path, self.args.limit.unwrap_or(usize::MAX), most.into())?;
+        for (benchmark, items) in questions {
             for shots in self.args.shots.iter().map(|shots| usize::from(*shots)) {
+                let requests = benchmark.requests(items, tokenizer, shots);
                 let same = |old: &BenchmarkResult| old.name == benchmark.name && old.shots == shots;
-                if known[index].benchmarks.iter().any(|old| same(old) && old.items == items.len()) {
+                let asked = fingerprint(&requests);
+                if known[index].benchmarks.iter().any(|old| same(old) && old.fingerprint == asked) {
                     continue;
                 }
                 let bar = bar();
                 bar.set_message(format!("{}: {}", self.name, benchmark.title));
                 let result =
-                    benchmark.run(model, tokenizer, &items, shots, &mut |done, all| follow(&bar, done, all));
+                    benchmark.run(model, items, &requests, shots, &mut |done, all| follow(&bar, done, all));
                 bar.finish_and_clear();
                 let Some(result) = result else { return Ok(false) };
                 known[index].benchmarks.retain(|old| !same(old));
@@ -290,6 +317,9 @@ impl Work<'_> {
         Ok(true)
     }
 }
+
+/// What is done when it is asked to stop.
+const STOPPING: &str = "stopping after this batch; what is measured is kept with --output";
 
 fn bar() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
@@ -303,7 +333,7 @@ fn bar() -> ProgressBar {
 fn follow(bar: &ProgressBar, done: usize, all: usize) -> bool {
     bar.set_length(all as u64);
     bar.set_position(done as u64);
-    !asked_to_stop().load(Ordering::SeqCst)
+    !asked_to_stop(STOPPING).load(Ordering::SeqCst)
 }
 
 /// Perplexities, then benchmarks by examples, in Markdown.

@@ -3,12 +3,12 @@
 use std::fs;
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 use clap::Args;
-use falcon_lm::data::TextStream;
+use falcon_lm::data::{Source, SourceError, TextStream};
 use falcon_lm::generate::{Sampling, SamplingError, Stops, Stream, StreamError, generate};
 use falcon_lm::memory;
 use falcon_lm::train::Outcome;
@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde_json::json;
 use thiserror::Error;
 
-use crate::train::{asked_to_stop, use_threads};
+use crate::train::{asked_to_stop, check_folder, use_threads};
 
 /// Arguments of `falcon generate`.
 #[derive(Debug, Args)]
@@ -33,7 +33,7 @@ pub struct GenerateArgs {
     #[arg(value_name = "PROMPT", conflicts_with_all = ["file", "prompts"])]
     pub prompt: Option<String>,
 
-    /// Take the beginning from a file.
+    /// Take the beginning from a file, of any length; .xz, .gz and .zst are read as they are.
     #[arg(short, long, value_name = "FILE", conflicts_with = "prompts")]
     pub file: Option<PathBuf>,
 
@@ -121,6 +121,9 @@ pub enum GenerateError {
     /// The memory cannot be kept.
     #[error(transparent)]
     File(#[from] FileError),
+    /// A file cannot be read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
     /// A prompt cannot be read.
     #[error("{name}: {error}")]
     Prompt {
@@ -154,103 +157,76 @@ struct Saying<'a> {
     said: Said,
 }
 
+/// Where a text begins.
+enum Beginning {
+    Text(String),
+    /// Read piece by piece, however long it is.
+    File(PathBuf),
+}
+
+/// Beginnings that are gone on from side by side, at most.
+const TOGETHER: usize = 64;
+
+/// How much there was to do.
+#[derive(Default)]
+struct Totals {
+    read: usize,
+    reading: Duration,
+    said: usize,
+    saying: Duration,
+    state_bytes: usize,
+    context: usize,
+}
+
 /// Says text as it comes.
 pub fn run(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
     let GenerateArgs { temperature, top_k, top_p, repetition_penalty, seed, .. } = *args;
     let sampling = Sampling { temperature, top_k, top_p, repetition_penalty, seed };
     sampling.validate()?;
-    use_threads(args.threads);
-    let stop = asked_to_stop();
-    let prompts = prompts(args)?;
-    let Trained { model, tokenizer, weights, .. } =
-        Trained::open(&args.model, args.tokenizer.as_deref(), &Device::flex())?;
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
-        bar.set_style(style);
-    }
-    let begin = Instant::now();
-    let mut streams = Vec::new();
-    let mut read = 0;
-    for prompt in &prompts {
-        let mut tokens = tokenizer.encode(prompt);
-        let mut stream = match &args.state_in {
-            Some(path) => Stream::load(&model, &weights, path)?,
-            None => {
-                tokens.insert(0, tokenizer.end());
-                Stream::new(&model)
-            }
-        };
-        let all = HumanCount(tokens.len() as u64);
-        let going = stream.read(&model, &tokens, &mut |done| {
-            if begin.elapsed() > Duration::from_secs(1) {
-                bar.set_message(format!("{} of {all} tokens read", HumanCount(done as u64)));
-                bar.tick();
-            }
-            !stop.load(Ordering::SeqCst)
-        });
-        if !going {
-            return Ok(Outcome::Interrupted);
-        }
-        read += tokens.len();
-        streams.push(stream);
-    }
-    bar.finish_and_clear();
-    let reading = begin.elapsed();
-    let mut out = io::stdout().lock();
-    let alone = prompts.len() == 1;
-    let mut sayings: Vec<Saying> = prompts
-        .iter()
-        .map(|prompt| Saying {
-            text: tokenizer.stream(),
-            stops: Stops::new(&args.stop),
-            said: Said { prompt: prompt.clone(), ended_by: "length", ..Said::default() },
-        })
-        .collect();
-    let begin = Instant::now();
-    let mut broken = None;
-    if args.max_tokens > 0 {
-        streams = generate(&model, streams, &sampling, |sequence, token| {
-            let saying = &mut sayings[sequence];
-            let (new, over) = saying.next(token, tokenizer.end(), args.max_tokens);
-            let over = over || {
-                let asked = stop.load(Ordering::SeqCst);
-                if asked {
-                    saying.said.ended_by = "interrupted";
-                }
-                asked
-            };
-            if alone && !args.json && broken.is_none() {
-                broken = out.write_all(new.as_bytes()).and_then(|()| out.flush()).err();
-            }
-            !over && broken.is_none()
-        });
-    }
-    let saying = begin.elapsed();
     if let Some(path) = &args.state_out {
-        streams[0].save(&model, &weights, path)?;
+        check_folder(path).map_err(|error| FileError::Io { path: path.clone(), error })?;
     }
-    if let Some(error) = broken {
-        return Err(error.into());
+    use_threads(args.threads);
+    let beginnings = beginnings(args)?;
+    let trained = Trained::open(&args.model, args.tokenizer.as_deref(), &Device::flex())?;
+    let stop = asked_to_stop("stopping");
+    let mut out = io::stdout().lock();
+    let (mut totals, mut all) = (Totals::default(), Vec::new());
+    for (index, beginnings) in beginnings.chunks(TOGETHER).enumerate() {
+        let begin = Instant::now();
+        let mut streams = Vec::new();
+        for beginning in beginnings {
+            let Some((stream, tokens)) = read(args, &trained, beginning, stop)? else {
+                return Ok(Outcome::Interrupted);
+            };
+            totals.read += tokens;
+            streams.push(stream);
+        }
+        totals.reading += begin.elapsed();
+        let begin = Instant::now();
+        let (said, streams) = say(args, &trained, &sampling, index * TOGETHER, beginnings, streams, &mut out)?;
+        totals.saying += begin.elapsed();
+        totals.said += said.iter().map(|said| said.tokens).sum::<usize>();
+        totals.state_bytes = totals.state_bytes.max(streams.iter().map(Stream::bytes).sum());
+        totals.context = streams.iter().map(Stream::position).fold(totals.context, usize::max);
+        if !args.json && args.prompts.is_some() {
+            for Said { prompt, text, .. } in &said {
+                writeln!(out, "{prompt}{text}\n")?;
+            }
+        }
+        all.extend(said);
     }
-    let tokens: usize = sayings.iter().map(|saying| saying.said.tokens).sum();
-    let said: Vec<Said> = sayings.into_iter().map(|saying| saying.said).collect();
-    let bytes: usize = streams.iter().map(Stream::bytes).sum();
     let rate = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
+    let Totals { read, reading, said, saying, state_bytes, context } = totals;
     if args.json {
         let stats = json!({
-            "texts": said, "tokens_read": read, "read_per_second": rate(read, reading), "tokens_said": tokens,
-            "said_per_second": rate(tokens, saying), "state_bytes": bytes,
-            "context": streams.iter().map(Stream::position).collect::<Vec<_>>(), "peak_memory": memory::peak(),
+            "texts": all, "tokens_read": read, "read_per_second": rate(read, reading), "tokens_said": said,
+            "said_per_second": rate(said, saying), "state_bytes": state_bytes, "context": context,
+            "peak_memory": memory::peak(),
         });
         writeln!(out, "{stats}")?;
-    } else if alone {
-        if args.max_tokens > 0 {
-            writeln!(out)?;
-        }
-    } else {
-        for Said { prompt, text, .. } in &said {
-            writeln!(out, "{prompt}{text}\n")?;
-        }
+    } else if args.prompts.is_none() && args.max_tokens > 0 {
+        writeln!(out)?;
     }
     if args.stats {
         let peak = memory::peak().map_or(String::new(), |peak| format!(", peak memory {}", HumanBytes(peak)));
@@ -259,14 +235,128 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
             "read {} tokens at {}/s, said {} at {:.1}/s; memory of {} after {} tokens{peak}",
             HumanCount(read as u64),
             HumanCount(rate(read, reading) as u64),
-            HumanCount(tokens as u64),
-            rate(tokens, saying),
-            HumanBytes(bytes as u64),
-            HumanCount(streams.iter().map(Stream::position).max().unwrap_or(0) as u64),
+            HumanCount(said as u64),
+            rate(said, saying),
+            HumanBytes(state_bytes as u64),
+            HumanCount(context as u64),
         );
     }
-    let interrupted = said.iter().any(|said| said.ended_by == "interrupted");
+    let interrupted = all.iter().any(|said| said.ended_by == "interrupted");
     Ok(if interrupted { Outcome::Interrupted } else { Outcome::Finished })
+}
+
+/// What a model keeps of a beginning, and how many tokens that has. None if it was asked to stop.
+fn read(
+    args: &GenerateArgs,
+    trained: &Trained,
+    beginning: &Beginning,
+    stop: &AtomicBool,
+) -> Result<Option<(Stream, usize)>, GenerateError> {
+    let Trained { model, tokenizer, weights, .. } = trained;
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+        bar.set_style(style);
+    }
+    let mut stream = match &args.state_in {
+        Some(path) => Stream::load(model, weights, path)?,
+        None => {
+            let mut fresh = Stream::new(model);
+            fresh.read(model, &[tokenizer.end()], &mut |_| true);
+            fresh
+        }
+    };
+    let (begin, mut done) = (Instant::now(), 0);
+    let mut go_on = |text: &str| {
+        let tokens = tokenizer.encode(text);
+        let going = stream.read(model, &tokens, &mut |read| {
+            if begin.elapsed() > Duration::from_secs(1) {
+                bar.set_message(format!("{} tokens read", HumanCount((done + read) as u64)));
+                bar.tick();
+            }
+            !stop.load(Ordering::SeqCst)
+        });
+        done += tokens.len();
+        going
+    };
+    let going = match beginning {
+        Beginning::Text(text) => go_on(text),
+        Beginning::File(path) => {
+            let read =
+                Source::open(path)?.read(|piece| if go_on(&piece.text) { Ok(()) } else { Err(Stop::Asked) });
+            match read {
+                Ok(()) => true,
+                Err(Stop::Asked) => false,
+                Err(Stop::Source(error)) => return Err(error.into()),
+            }
+        }
+    };
+    bar.finish_and_clear();
+    Ok(going.then_some((stream, done)))
+}
+
+/// Why a file is read no further.
+enum Stop {
+    Asked,
+    Source(SourceError),
+}
+
+impl From<SourceError> for Stop {
+    fn from(error: SourceError) -> Self {
+        Self::Source(error)
+    }
+}
+
+/// Goes on from beginnings, shows a single one as it comes, and keeps what is to be kept.
+fn say(
+    args: &GenerateArgs,
+    trained: &Trained,
+    sampling: &Sampling,
+    first: usize,
+    beginnings: &[Beginning],
+    mut streams: Vec<Stream>,
+    out: &mut impl Write,
+) -> Result<(Vec<Said>, Vec<Stream>), GenerateError> {
+    let Trained { model, tokenizer, weights, .. } = trained;
+    let mut sayings: Vec<Saying> = beginnings
+        .iter()
+        .zip(&streams)
+        .map(|(beginning, stream)| Saying {
+            text: tokenizer.stream(stream.last()),
+            stops: Stops::new(&args.stop),
+            said: Said { prompt: beginning.shown(), ended_by: "length", ..Said::default() },
+        })
+        .collect();
+    let (stop, mut broken) = (asked_to_stop("stopping"), None);
+    if args.max_tokens > 0 {
+        streams = generate(model, streams, sampling, first, |sequence, token| {
+            let saying = &mut sayings[sequence - first];
+            let (new, mut over) = saying.next(token, tokenizer.end(), args.max_tokens);
+            if !over && stop.load(Ordering::SeqCst) {
+                (saying.said.ended_by, over) = ("interrupted", true);
+            }
+            if args.prompts.is_none() && !args.json && broken.is_none() {
+                broken = out.write_all(new.as_bytes()).and_then(|()| out.flush()).err();
+            }
+            !over && broken.is_none()
+        });
+    }
+    if let Some(path) = &args.state_out {
+        streams[0].save(model, weights, path)?;
+    }
+    match broken {
+        Some(error) => Err(error.into()),
+        None => Ok((sayings.into_iter().map(|saying| saying.said).collect(), streams)),
+    }
+}
+
+impl Beginning {
+    /// A text, or the name of the file it is in.
+    fn shown(&self) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::File(path) => path.display().to_string(),
+        }
+    }
 }
 
 impl Saying<'_> {
@@ -300,19 +390,19 @@ impl Saying<'_> {
 }
 
 /// Beginnings, one at least.
-fn prompts(args: &GenerateArgs) -> Result<Vec<String>, GenerateError> {
-    let read = |path: &PathBuf| {
-        fs::read_to_string(path).map_err(|error| GenerateError::Prompt { name: path.display().to_string(), error })
-    };
+fn beginnings(args: &GenerateArgs) -> Result<Vec<Beginning>, GenerateError> {
     if let Some(path) = &args.prompts {
-        let lines: Vec<String> = read(path)?.lines().filter(|line| !line.is_empty()).map(String::from).collect();
+        let text = fs::read_to_string(path)
+            .map_err(|error| GenerateError::Prompt { name: path.display().to_string(), error })?;
+        let lines: Vec<Beginning> =
+            text.lines().filter(|line| !line.is_empty()).map(|line| Beginning::Text(line.into())).collect();
         return if lines.is_empty() { Err(GenerateError::NoPrompts(path.clone())) } else { Ok(lines) };
     }
     if let Some(prompt) = &args.prompt {
-        return Ok(vec![prompt.clone()]);
+        return Ok(vec![Beginning::Text(prompt.clone())]);
     }
     if let Some(path) = &args.file {
-        return Ok(vec![read(path)?]);
+        return Ok(vec![Beginning::File(path.clone())]);
     }
     let mut text = String::new();
     if !io::stdin().is_terminal() {
@@ -323,5 +413,5 @@ fn prompts(args: &GenerateArgs) -> Result<Vec<String>, GenerateError> {
             text.pop();
         }
     }
-    Ok(vec![text])
+    Ok(vec![Beginning::Text(text)])
 }

@@ -125,6 +125,11 @@ impl Stream {
         self.state.positions()[0] + usize::from(self.last.is_some())
     }
 
+    /// The last token, if there is one.
+    pub fn last(&self) -> Option<u32> {
+        self.last
+    }
+
     /// What the model keeps of it, in bytes.
     pub fn bytes(&self) -> usize {
         self.state.bytes()
@@ -205,12 +210,13 @@ pub enum StreamError {
     },
 }
 
-/// Goes on with sequences side by side, until `told` says of each that it is done, by false: it is called with the sequence's number and its
-/// next token. Every sequence must have a token to go on from.
+/// Goes on with sequences side by side, until `told` says of each that it is done, by false: it is called with the sequence's number, from
+/// `first` on, and its next token. Every sequence must have a token to go on from.
 pub fn generate(
     model: &Model,
     streams: Vec<Stream>,
     sampling: &Sampling,
+    first: usize,
     mut told: impl FnMut(usize, u32) -> bool,
 ) -> Vec<Stream> {
     let mut finished: Vec<Option<Stream>> = streams.iter().map(|_| None).collect();
@@ -218,7 +224,7 @@ pub fn generate(
         .into_iter()
         .enumerate()
         .map(|(number, Stream { state, last, seen })| {
-            (state, Going { number, last: last.expect("something to go on from"), seen })
+            (state, Going { number: first + number, last: last.expect("something to go on from"), seen })
         })
         .unzip();
     let mut state = model.join(states);
@@ -240,7 +246,7 @@ pub fn generate(
             for index in &done {
                 let Going { number, last, seen } = &going[*index];
                 let state = model.select(&state, &[*index]);
-                finished[*number] = Some(Stream { state, last: Some(*last), seen: seen.clone() });
+                finished[*number - first] = Some(Stream { state, last: Some(*last), seen: seen.clone() });
             }
             let rest: Vec<usize> = (0..going.len()).filter(|index| !done.contains(index)).collect();
             state = model.select(&state, &rest);
@@ -318,7 +324,7 @@ mod tests {
         counts: &[usize],
     ) -> (Vec<Vec<u32>>, Vec<Stream>) {
         let mut said = vec![Vec::new(); streams.len()];
-        let streams = generate(model, streams, sampling, |sequence, token| {
+        let streams = generate(model, streams, sampling, 0, |sequence, token| {
             said[sequence].push(token);
             said[sequence].len() < counts[sequence]
         });

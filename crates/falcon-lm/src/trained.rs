@@ -1,6 +1,7 @@
 //! A model that was trained, and what makes text of its tokens.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
@@ -9,7 +10,7 @@ use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use crate::config::RUN_FILE;
-use crate::data::{TOKENIZER_FILE, Tokenizer, TokenizerError};
+use crate::data::{TOKENIZER_FILE, Tokenizer, TokenizerError, hex};
 use crate::train::{FolderError, best_checkpoint};
 
 /// A model and its tokenizer.
@@ -49,7 +50,9 @@ pub enum TrainedError {
     #[error(transparent)]
     File(#[from] FileError),
     /// It has no tokenizer.
-    #[error("{path}: no {TOKENIZER_FILE} beside the model or above it; name one with --tokenizer")]
+    #[error(
+        "{path}: no {TOKENIZER_FILE} beside the model or above it: either it did not learn text, or name one with --tokenizer"
+    )]
     NoTokenizer {
         /// The model.
         path: PathBuf,
@@ -97,8 +100,19 @@ impl Trained {
             return Err(TrainedError::Mismatch { path: folder, tokenizer, model });
         }
         let path = folder.join(WEIGHTS_FILE);
-        let bytes = fs::read(&path).map_err(|error| FileError::Io { path, error })?;
-        let weights = Sha256::digest(bytes)[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut hash = Sha256::new();
+        let mut file =
+            File::open(&path).map(BufReader::new).map_err(|error| FileError::Io { path: path.clone(), error })?;
+        loop {
+            let bytes = file.fill_buf().map_err(|error| FileError::Io { path: path.clone(), error })?;
+            if bytes.is_empty() {
+                break;
+            }
+            hash.update(bytes);
+            let read = bytes.len();
+            file.consume(read);
+        }
+        let weights = hex(&hash.finalize()[..8]);
         Ok(Self { model, tokenizer, folder, weights })
     }
 }

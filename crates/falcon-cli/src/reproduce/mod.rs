@@ -16,7 +16,7 @@ use thiserror::Error;
 
 pub use args::{Ablation, AdditionArgs, ReproduceArgs, ReproduceCommand, ScaleArg};
 
-use crate::train::{Show, asked_to_stop, use_threads};
+use crate::train::{SAVING, Show, asked_to_stop, use_threads};
 
 /// Why an experiment has no result.
 #[derive(Debug, Error)]
@@ -98,7 +98,7 @@ fn addition(args: &AdditionArgs) -> Result<Outcome, ReproduceError> {
     let plan = plan(args, scale, &output)?;
     let mut done: Vec<RowResult> = Vec::new();
     for (index, Planned { row, seed, config, folder }) in plan.iter().enumerate() {
-        let mut show = Show::new(config, asked_to_stop()).about(format!(
+        let mut show = Show::new(config, asked_to_stop(SAVING)).about(format!(
             "{}/{} {} seed {seed}",
             index + 1,
             plan.len(),

@@ -41,7 +41,7 @@ pub fn run(args: &TrainArgs) -> Result<Option<Outcome>, TrainCommandError> {
         return Ok(None);
     }
     use_threads(args.threads);
-    let mut show = Show::new(&config, asked_to_stop());
+    let mut show = Show::new(&config, asked_to_stop(SAVING));
     let mut trainer = Trainer::open(&config, &folder, &mut show)?;
     show.begin(&trainer);
     let outcome = trainer.run(&mut show)?;
@@ -73,6 +73,15 @@ fn default_folder(config: &RunConfig) -> PathBuf {
     Path::new("runs").join(format!("{}-{}", config.task.name(), config.preset))
 }
 
+/// Whether a file could be written there: its folder must be.
+pub(crate) fn check_folder(file: &Path) -> io::Result<()> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if std::fs::metadata(folder)?.is_dir() { Ok(()) } else { Err(io::ErrorKind::NotADirectory.into()) }
+}
+
+/// What is done when a run is asked to stop.
+pub(crate) const SAVING: &str = "saving after this step";
+
 /// Computes with so many threads from now on, or with all cores.
 pub(crate) fn use_threads(threads: Option<u16>) {
     if let Some(threads) = threads {
@@ -81,15 +90,15 @@ pub(crate) fn use_threads(threads: Option<u16>) {
     }
 }
 
-/// Becomes true with the first Ctrl-C or request to terminate. The second one ends the program at once.
-pub(crate) fn asked_to_stop() -> &'static AtomicBool {
+/// Becomes true with the first Ctrl-C or request to terminate, which says what is done `then`. The second one ends the program at once.
+pub(crate) fn asked_to_stop(then: &'static str) -> &'static AtomicBool {
     static STOP: AtomicBool = AtomicBool::new(false);
     // Fails only where there is a handler already: this one.
-    let _ = ctrlc::set_handler(|| {
+    let _ = ctrlc::set_handler(move || {
         if STOP.swap(true, Ordering::SeqCst) {
             std::process::exit(130);
         }
-        let _ = writeln!(io::stderr(), "\nsaving after this step; once more to stop at once");
+        let _ = writeln!(io::stderr(), "\n{then}; once more to stop at once");
     });
     &STOP
 }

@@ -3,7 +3,8 @@
 //! ```text
 //! tokens       little-endian, 2 bytes each if the vocabulary allows, otherwise 4
 //! documents    where each begins, 8 bytes each
-//! about        JSON: Header
+//! about        JSON: Header, with the checksum of the above
+//! checksum     SHA-256 of about
 //! its length   8 bytes
 //! magic        8 bytes
 //! ```
@@ -14,7 +15,9 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use falcon_nn::ASIDE;
 use memmap2::Mmap;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -25,6 +28,8 @@ use super::source::{FileStamp, Piece, Source, SourceError};
 use super::tokenizer::Tokenizer;
 
 const MAGIC: &[u8; 8] = b"FALCTOK1";
+/// Bytes of a checksum.
+const SUM: usize = 32;
 
 /// Why there are no tokens.
 #[derive(Debug, Error)]
@@ -32,6 +37,9 @@ pub enum CacheError {
     /// The text cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// It was asked to stop.
+    #[error("interrupted while text was made into tokens; it begins anew the next time")]
+    Interrupted,
     /// The tokens cannot be kept.
     #[error("{path}: {error}; set FALCON_CACHE to a folder with room")]
     Io {
@@ -83,15 +91,16 @@ pub fn folder() -> PathBuf {
 }
 
 impl Tokens {
-    /// The tokens of `source`, from `folder` if they are there and whole, otherwise made. `progress` is told the bytes of text done.
+    /// The tokens of `source`, from `folder` if they are there and whole, otherwise made. `progress` is told the bytes of text done, and
+    /// may say to stop by false.
     pub fn open(
         source: &Source,
         tokenizer: &Tokenizer,
         folder: &Path,
-        progress: &mut dyn FnMut(usize),
+        progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Self, CacheError> {
         let stamps = source.stamps()?;
-        let paths = stamps.iter().map(|stamp| stamp.path.as_os_str().as_encoded_bytes());
+        let paths = stamps.iter().map(|stamp| stamp.path.as_bytes());
         let name = paths
             .chain([tokenizer.fingerprint().as_bytes()])
             .fold(Sha256::new(), |hash, part| hash.chain_update(part).chain_update([0]));
@@ -123,8 +132,12 @@ impl Tokens {
         let mut about = [0; 8];
         file.read_exact(&mut about)?;
         let about = usize::try_from(u64::from_le_bytes(about)).ok().and_then(|about| end.checked_sub(about));
-        let about = about.ok_or_else(|| bad("its header is cut off"))?;
-        let header: Header = serde_json::from_slice(&map[about..end])?;
+        let sum = end.checked_sub(SUM).filter(|sum| about.is_some_and(|about| about <= *sum));
+        let (about, sum) = about.zip(sum).ok_or_else(|| bad("its header is cut off"))?;
+        if Sha256::digest(&map[about..sum])[..] != map[sum..end] {
+            return Err(bad("its header is not what it was"));
+        }
+        let header: Header = serde_json::from_slice(&map[about..sum])?;
         let wide = is_wide(tokenizer);
         let width = if wide { 4 } else { 2 };
         let Totals { tokens, documents, .. } = header.totals;
@@ -149,6 +162,12 @@ impl Tokens {
     /// What tells these tokens from others: a hash of them all.
     pub fn fingerprint(&self) -> &str {
         &self.header.sha256
+    }
+
+    /// A file that both are made from, if there is one.
+    pub fn shared_file(&self, other: &Self) -> Option<&str> {
+        let of = |tokens: &Self, path: &str| tokens.header.source.iter().any(|stamp| stamp.path == path);
+        self.header.source.iter().map(|stamp| stamp.path.as_str()).find(|path| of(other, path))
     }
 
     /// Where documents begin.
@@ -176,12 +195,13 @@ fn is_wide(tokenizer: &Tokenizer) -> bool {
     tokenizer.size() > 1 << 16
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// Bytes as people write hashes.
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Pieces that are encoded side by side.
-const TOGETHER: usize = 32;
+/// Bytes of text that are encoded side by side, about.
+const TOGETHER: usize = 16 << 20;
 
 /// Writes a file of tokens beside its place, and moves it there when it is whole.
 fn make(
@@ -189,11 +209,12 @@ fn make(
     stamps: Vec<FileStamp>,
     tokenizer: &Tokenizer,
     path: &Path,
-    progress: &mut dyn FnMut(usize),
+    progress: &mut dyn FnMut(usize) -> bool,
 ) -> Result<(), CacheError> {
     let io = |error| CacheError::Io { path: path.into(), error };
     let folder = path.parent().unwrap_or(Path::new("."));
-    let mut aside = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
+    sweep(folder);
+    let mut aside = tempfile::Builder::new().prefix(ASIDE).tempfile_in(folder).map_err(io)?;
     let mut writer = Writer {
         out: BufWriter::new(aside.as_file_mut()),
         hash: Sha256::new(),
@@ -207,18 +228,34 @@ fn make(
         for (piece, tokens) in pieces.drain(..).zip(encoded) {
             writer.piece(&piece, &tokens, tokenizer.end()).map_err(io)?;
         }
-        progress(writer.totals.bytes);
-        Ok(())
+        if progress(writer.totals.bytes) { Ok(()) } else { Err(CacheError::Interrupted) }
     };
+    let mut waiting = 0;
     source.read(|piece| {
+        waiting += piece.text.len();
         pieces.push(piece);
-        if pieces.len() >= TOGETHER { flush(&mut pieces) } else { Ok(()) }
+        if waiting < TOGETHER {
+            return Ok(());
+        }
+        waiting = 0;
+        flush(&mut pieces)
     })?;
     flush(&mut pieces)?;
     writer.finish(stamps, tokenizer.fingerprint()).map_err(io)?;
     aside.as_file().sync_all().map_err(io)?;
     aside.persist(path).map_err(|error| io(error.error))?;
     Ok(())
+}
+
+/// Removes what a kill left behind long ago.
+fn sweep(folder: &Path) {
+    const LONG: Duration = Duration::from_secs(24 * 3600);
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let old = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
+        if entry.file_name().to_string_lossy().starts_with(ASIDE) && old().is_some_and(|age| age > LONG) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
 }
 
 struct Writer<W: Write> {
@@ -258,7 +295,8 @@ impl<W: Write> Writer<W> {
         let sha256 = hex(&self.hash.finalize());
         let about = serde_json::to_vec(&Header { source, tokenizer, totals: self.totals, sha256 })?;
         self.out.write_all(&about)?;
-        self.out.write_all(&(about.len() as u64).to_le_bytes())?;
+        self.out.write_all(&Sha256::digest(&about))?;
+        self.out.write_all(&((about.len() + SUM) as u64).to_le_bytes())?;
         self.out.write_all(MAGIC)?;
         self.out.flush()
     }
@@ -285,7 +323,11 @@ mod tests {
             let mut made = false;
             let source = Source::open(self.folder.path()).unwrap();
             let cache = self.folder.path().join("cache");
-            let tokens = Tokens::open(&source, tokenizer, &cache, &mut |_| made = true).unwrap();
+            let tokens = Tokens::open(&source, tokenizer, &cache, &mut |_| {
+                made = true;
+                true
+            })
+            .unwrap();
             (tokens, made)
         }
 
@@ -334,18 +376,9 @@ mod tests {
         for at in 0..whole.len() {
             let mut damaged = whole.clone();
             damaged[at] ^= 1 << (at % 8);
-            let flipped = Tokens::read(
-                &{
-                    fs::remove_file(&path).unwrap();
-                    fs::write(&path, &damaged).unwrap();
-                    path.clone()
-                },
-                &bytes,
-            );
-            // What the header says of its source only decides whether it is used.
-            if let Ok(tokens) = flipped {
-                assert_eq!(tokens.get(0..27), all, "byte {at}");
-            }
+            fs::remove_file(&path).unwrap();
+            fs::write(&path, &damaged).unwrap();
+            assert!(Tokens::read(&path, &bytes).is_err(), "byte {at}");
         }
         for length in 0..whole.len() {
             fs::remove_file(&path).unwrap();
@@ -357,12 +390,22 @@ mod tests {
     }
 
     #[test]
+    fn it_can_be_stopped() {
+        let made = Made::new("one");
+        let source = Source::open(made.folder.path()).unwrap();
+        let cache = made.folder.path().join("cache");
+        let stopped = Tokens::open(&source, &Tokenizer::bytes(), &cache, &mut |_| false);
+        assert!(matches!(stopped, Err(CacheError::Interrupted)));
+        assert_eq!(fs::read_dir(cache).unwrap().count(), 0);
+    }
+
+    #[test]
     fn a_text_that_cannot_be_read_leaves_nothing() {
         let made = Made::new("one");
         fs::write(made.folder.path().join("c.txt"), [0xff]).unwrap();
         let source = Source::open(made.folder.path()).unwrap();
         let cache = made.folder.path().join("cache");
-        assert!(Tokens::open(&source, &Tokenizer::bytes(), &cache, &mut |_| ()).is_err());
+        assert!(Tokens::open(&source, &Tokenizer::bytes(), &cache, &mut |_| true).is_err());
         assert_eq!(fs::read_dir(cache).unwrap().count(), 0);
     }
 }

@@ -4,6 +4,7 @@ mod cache;
 mod source;
 mod tokenizer;
 
+pub(crate) use self::cache::hex;
 pub use self::cache::{CacheError, Tokens, Totals, folder as cache_folder};
 pub use self::source::{FileStamp, Piece, Source, SourceError, sample};
 pub use self::tokenizer::{TOKENIZER_FILE, TextStream, Tokenizer, TokenizerError};

@@ -39,7 +39,9 @@ pub enum SourceError {
         error: String,
     },
     /// There is none.
-    #[error("{path} has no text")]
+    #[error(
+        "{path} has no text; of a folder, files that end in .txt, .md or .jsonl are read, and those with .xz, .gz or .zst after that"
+    )]
     Empty {
         /// The file or folder.
         path: PathBuf,
@@ -57,8 +59,8 @@ pub struct Piece {
 
 /// How much text a piece has, about.
 const PIECE: usize = 1 << 20;
-/// A document without a place to cut is cut anyway after this much.
-const LONGEST: usize = 16 * PIECE;
+/// A document without lines is cut between words after this much.
+const LONGEST: usize = 4 * PIECE;
 
 /// Files to read text from, in the order of their names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,8 +72,8 @@ pub struct Source {
 /// What tells a file from what it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileStamp {
-    /// Where it is.
-    pub path: PathBuf,
+    /// Where it is; bytes that are no UTF-8 as `%FF`.
+    pub path: String,
     /// Its length.
     pub bytes: u64,
     /// When it was written, in nanoseconds since 1970.
@@ -101,7 +103,7 @@ impl Source {
         let stamp = |path: &PathBuf| {
             let about = fs::metadata(path).map_err(|error| at(path, error))?;
             let modified = about.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-            let path = fs::canonicalize(path).map_err(|error| at(path, error))?;
+            let path = written(&fs::canonicalize(path).map_err(|error| at(path, error))?);
             Ok(FileStamp { path, bytes: about.len(), modified: modified.map_or(0, |time| time.as_nanos()) })
         };
         self.files.iter().map(stamp).collect()
@@ -138,8 +140,7 @@ pub fn sample(sources: &[Source], most: usize) -> Result<Vec<String>, SourceErro
     for path in &files {
         let mut left = most / files.len();
         let read = read_file(path, &mut |piece: Piece| {
-            let enough = (0..=left.min(piece.text.len())).rev().find(|at| piece.text.is_char_boundary(*at));
-            let text = &piece.text[..enough.unwrap_or(0)];
+            let text = &piece.text[..whole_characters(&piece.text, left)];
             left -= text.len();
             texts.push(text.to_string());
             if left == 0 || text.len() < piece.text.len() { Err(Stop::Enough) } else { Ok(()) }
@@ -161,6 +162,15 @@ fn read_file<E: From<SourceError>>(path: &Path, take: &mut impl FnMut(Piece) -> 
         true => documents(path, reader, take),
         false => pieces(path, reader, take),
     }
+}
+
+/// A path as text, different ones as different texts.
+fn written(path: &Path) -> String {
+    let text = |chunk: std::str::Utf8Chunk<'_>| {
+        let bytes: String = chunk.invalid().iter().map(|byte| format!("%{byte:02X}")).collect();
+        chunk.valid().replace('%', "%25") + &bytes
+    };
+    path.as_os_str().as_encoded_bytes().utf8_chunks().map(text).collect()
 }
 
 fn at(path: &Path, error: io::Error) -> SourceError {
@@ -261,13 +271,20 @@ fn documents<E: From<SourceError>>(
         let wrong = |error: serde_json::Error| SourceError::Line {
             path: path.into(),
             line,
-            error: format!("{error}; a line is a JSON object with the text of a document under \"text\""),
+            error: format!("not a JSON object with the text of a document under \"text\": {error}"),
         };
         let Document { text } = serde_json::from_slice(&bytes).map_err(wrong)?;
         let mut rest = text.as_str();
         let mut first = true;
         while !rest.is_empty() {
-            let cut = if rest.len() <= PIECE { rest.len() } else { place_to_cut(rest, PIECE) };
+            let cut = match rest.len() <= PIECE {
+                true => rest.len(),
+                false => {
+                    let [near, far] = [PIECE, LONGEST].map(|most| &rest[..whole_characters(rest, most)]);
+                    let line = last_line(near).or_else(|| last_line(far));
+                    line.unwrap_or_else(|| if far.len() < rest.len() { last_word(far) } else { far.len() })
+                }
+            };
             let (piece, after) = rest.split_at(cut);
             take(Piece { text: piece.into(), first })?;
             (rest, first) = (after, false);
@@ -299,10 +316,10 @@ fn pieces<E: From<SourceError>>(
         let ended = got == 0 && whole;
         let cut = match ended {
             true => text.len(),
-            false => match last_place_to_cut(text) {
+            false => match last_line(text) {
                 Some(cut) => cut,
                 None if text.len() < LONGEST => continue,
-                None => text.len(),
+                None => last_word(text),
             },
         };
         if cut > 0 {
@@ -318,23 +335,25 @@ fn pieces<E: From<SourceError>>(
 }
 
 /// The last place where a line begins with something: tokenizers do not join a line's end with a letter after it.
-fn last_place_to_cut(text: &str) -> Option<usize> {
-    let mut end = text.len();
-    while let Some(newline) = text[..end].rfind('\n') {
-        if newline > 0 && text[newline + 1..].starts_with(|c: char| !c.is_whitespace()) {
-            return Some(newline + 1);
-        }
-        end = newline;
-    }
-    None
+fn last_line(text: &str) -> Option<usize> {
+    let begins = |at: usize| text[at..].starts_with(|c: char| !c.is_whitespace());
+    let mut lines = text.rmatch_indices('\n').map(|(newline, _)| newline + 1);
+    lines.find(|at| *at > 1 && begins(*at))
 }
 
-/// The first place to cut behind `from`, or the end.
-fn place_to_cut(text: &str, from: usize) -> usize {
-    let from = (from..).find(|at| text.is_char_boundary(*at)).expect("the end is one");
-    let lines = text[from..].match_indices('\n').map(|(newline, _)| from + newline + 1);
-    let mut good = lines.filter(|cut| text[*cut..].starts_with(|c: char| !c.is_whitespace()));
-    good.next().unwrap_or(text.len())
+/// The last place between a word and the space before the next, which belongs to that; the end if there is none.
+fn last_word(text: &str) -> usize {
+    let between = |at: usize| {
+        let mut around = (text[..at].chars().next_back(), text[at + 1..].chars().next());
+        let letter = |c: &mut Option<char>| c.take().is_some_and(|c| !c.is_whitespace());
+        letter(&mut around.0) && letter(&mut around.1)
+    };
+    text.rmatch_indices(' ').map(|(space, _)| space).find(|at| between(*at)).unwrap_or(text.len())
+}
+
+/// The most bytes up to `most` that are whole characters.
+fn whole_characters(text: &str, most: usize) -> usize {
+    (0..=most.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -400,11 +419,19 @@ mod tests {
         assert_eq!(pieces.iter().filter(|piece| piece.first).count(), 1);
         assert!(pieces[1..].iter().all(|piece| !piece.text.starts_with(char::is_whitespace)));
         assert!(pieces[..pieces.len() - 1].iter().all(|piece| piece.text.ends_with('\n')));
-        // Without a place to cut it is cut anyway.
-        let (_folder, path) = file("a.txt", "é".repeat(LONGEST).as_bytes());
-        let pieces = read(&path).unwrap();
-        assert_eq!(pieces.iter().map(|piece| piece.text.len()).sum::<usize>(), 2 * LONGEST);
-        assert!(pieces.len() >= 2);
+        // Without lines it is cut between words, and without those anyway; as a file and as a line of JSON.
+        for (word, separate) in [("zwölf", " "), ("é", "")] {
+            let text = [word].repeat(3 * LONGEST / word.len()).join(separate);
+            let json = serde_json::json!({ "text": text }).to_string();
+            for (name, bytes) in [("a.txt", &text), ("a.jsonl", &json)] {
+                let (_folder, path) = file(name, bytes.as_bytes());
+                let pieces = read(&path).unwrap();
+                assert_eq!(pieces.iter().map(|piece| piece.text.as_str()).collect::<String>(), text);
+                assert!(pieces.len() >= 3, "{} of {name}", pieces.len());
+                let good = |piece: &Piece| separate.is_empty() || piece.text.starts_with(" zwölf");
+                assert!(pieces[1..].iter().all(good));
+            }
+        }
     }
 
     #[test]
@@ -430,6 +457,17 @@ mod tests {
         let texts = sample(std::slice::from_ref(&source), 30).unwrap();
         assert_eq!(texts, ["ä".repeat(7), "short".into()], "15 bytes of each, in whole characters");
         assert_eq!(sample(&[source], 1 << 20).unwrap().concat().len(), 205);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn names_need_not_be_text() {
+        use std::os::unix::ffi::OsStrExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(OsStr::from_bytes(b"caf\xe9 100%.txt"));
+        fs::write(&path, "x").unwrap();
+        let stamps = Source::open(&path).unwrap().stamps().unwrap();
+        assert!(stamps[0].path.ends_with("caf%E9 100%25.txt"), "{}", stamps[0].path);
     }
 
     #[test]

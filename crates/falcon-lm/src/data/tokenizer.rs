@@ -11,6 +11,8 @@ use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer as Inner};
 
+use super::hex;
+
 /// What a folder's tokenizer is called.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 /// What stands between documents, in tokenizers made here.
@@ -203,7 +205,7 @@ impl Tokenizer {
 
     /// What tells it from others.
     pub fn fingerprint(&self) -> String {
-        Sha256::digest(&self.json)[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(&Sha256::digest(&self.json)[..8])
     }
 
     /// Text to numbers, without an end.
@@ -222,9 +224,10 @@ impl Tokenizer {
         write_file(path, self.json.as_bytes()).map_err(|error| TokenizerError::Io { path: path.into(), error })
     }
 
-    /// Text as its tokens come.
-    pub fn stream(&self) -> TextStream<'_> {
-        TextStream { tokenizer: self, tokens: Vec::new(), said: 0 }
+    /// Text as its tokens come, after the one before: decoders treat a beginning in a way of its own.
+    pub fn stream(&self, before: Option<u32>) -> TextStream<'_> {
+        let tokens: Vec<u32> = before.into_iter().collect();
+        TextStream { tokenizer: self, said: tokens.len(), tokens }
     }
 }
 
@@ -327,7 +330,7 @@ mod tests {
     #[test]
     fn text_streams_by_characters() {
         for tokenizer in [Tokenizer::bytes(), learnt()] {
-            let mut stream = tokenizer.stream();
+            let mut stream = tokenizer.stream(None);
             let mut said = String::new();
             for token in tokenizer.encode(TEXT) {
                 let new = stream.push(token);
@@ -338,7 +341,7 @@ mod tests {
         }
         // What never becomes a character does not wait for ever.
         let bytes = Tokenizer::bytes();
-        let mut stream = bytes.stream();
+        let mut stream = bytes.stream(Some(bytes.end()));
         let said: String =
             [0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 65].map(|byte| stream.push(byte)).concat();
         assert!(said.ends_with('A') && said.contains('\u{fffd}'), "{said}");

@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 
 use falcon_nn::Model;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use super::likelihood::{Likelihood, Request, likelihoods};
-use crate::data::Tokenizer;
+use crate::data::{Tokenizer, hex};
 
 /// How a question is put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +110,7 @@ pub struct Item {
 #[derive(Deserialize)]
 struct Line {
     question: Option<String>,
+    support: Option<String>,
     context: Option<String>,
     contexts: Option<Vec<String>>,
     choices: Option<Vec<String>>,
@@ -122,7 +124,7 @@ impl Item {
         fn need<T>(value: Option<T>, name: &str) -> Result<T, String> {
             value.ok_or_else(|| format!("it has no {name:?}"))
         }
-        let Line { question, context, contexts, choices, continuation, target, gold } = line;
+        let Line { question, support, context, contexts, choices, continuation, target, gold } = line;
         let (contexts, choices, gold) = match form {
             Form::Contexts => {
                 let contexts = need(contexts, "contexts")?;
@@ -133,7 +135,11 @@ impl Item {
             _ => {
                 let choices = need(choices, "choices")?;
                 let context = match form {
-                    Form::Question => format!("Question: {}\nAnswer:", need(question, "question")?),
+                    Form::Question => {
+                        // SciQ has a passage to find the answer in, where the file has it.
+                        let passage = support.map_or(String::new(), |text| format!("{}\n", text.trim_start()));
+                        format!("{passage}Question: {}\nAnswer:", need(question, "question")?)
+                    }
                     Form::Stem => need(question, "question")?,
                     Form::Situation => {
                         format!("Q: {} {}\nA:", need(context, "context")?, need(question, "question")?)
@@ -186,6 +192,9 @@ pub struct BenchmarkResult {
     pub shots: usize,
     /// Questions.
     pub items: usize,
+    /// What tells these questions, examples and tokens from others.
+    #[serde(default)]
+    pub fingerprint: String,
     /// Right answers by the likelihood of the whole choice; of last words, those that are the likeliest.
     pub acc: Estimate,
     /// The same by the likelihood divided by characters.
@@ -267,25 +276,42 @@ impl Benchmark {
             name: self.name.into(),
             shots,
             items: items.len(),
+            fingerprint: String::new(),
             acc: Estimate::of(&right),
             acc_norm: normalised.then(|| Estimate::of(&right_norm)),
             perplexity,
         }
     }
 
-    /// Runs it. None if `progress`, told the choices done and all, says to stop by false.
+    /// Puts [`Benchmark::requests`] to a model. None if `progress`, told the choices done and all, says to stop by false.
     pub fn run(
         &self,
         model: &Model,
-        tokenizer: &Tokenizer,
         items: &[Item],
+        requests: &[Request],
         shots: usize,
         progress: &mut dyn FnMut(usize, usize) -> bool,
     ) -> Option<BenchmarkResult> {
-        let requests = self.requests(items, tokenizer, shots);
-        let answers = likelihoods(model, &requests, &mut |done| progress(done, requests.len()))?;
-        Some(self.grade(items, &answers, shots))
+        let all = requests.len();
+        // The first ones have other examples than the rest, which share theirs.
+        let (first, rest) =
+            requests.split_at(items[..shots.min(items.len())].iter().map(|item| item.ways.len()).sum());
+        let mut answers = likelihoods(model, first, &mut |done| progress(done, all))?;
+        answers.extend(likelihoods(model, rest, &mut |done| progress(first.len() + done, all))?);
+        Some(BenchmarkResult { fingerprint: fingerprint(requests), ..self.grade(items, &answers, shots) })
     }
+}
+
+/// What tells requests from others: the beginning of a hash.
+pub fn fingerprint(requests: &[Request]) -> String {
+    let mut hash = Sha256::new();
+    for Request { context, continuation } in requests {
+        for part in [context, continuation] {
+            hash.update((part.len() as u64).to_le_bytes());
+            part.iter().for_each(|token| hash.update(token.to_le_bytes()));
+        }
+    }
+    hex(&hash.finalize()[..8])
 }
 
 /// The place of the largest, the first of equals.
@@ -323,6 +349,12 @@ mod tests {
         let cases = [
             ("piqa", question, "Question: Why?\nAnswer:", " Thus it is."),
             ("sciq", question, "Question: Why?\nAnswer:", " Thus it is."),
+            (
+                "sciq",
+                r#"{"support": " It is so.", "question": "Why?", "choices": ["a", "b"], "gold": 1}"#,
+                "It is so.\nQuestion: Why?\nAnswer:",
+                " b",
+            ),
             ("openbookqa", question, "Why?", " Thus it is."),
             (
                 "social_iqa",

@@ -1,9 +1,9 @@
 //! How likely a text is after another.
 
 use burn::tensor::Tensor;
-use falcon_nn::{Model, ModelState, Sequences, predictions};
+use falcon_nn::{Model, ModelState, Sequences};
 
-use super::{ids, whole_numbers};
+use super::{ids, predict, whole_numbers};
 use crate::data::Tokenizer;
 
 /// What is asked: the likelihood of a continuation.
@@ -140,7 +140,7 @@ fn score(
             owners.extend(vec![*i; of(*i).len() - 1]);
         }
     }
-    let said = predictions(model.logits(Tensor::cat(hidden, 0)), &targets);
+    let said = predict(model, Tensor::cat(hidden, 0), &targets);
     for (owner, prediction) in owners.into_iter().zip(said) {
         let prediction = prediction.expect("every row has a target");
         answers[owner].log -= prediction.loss;
@@ -151,7 +151,7 @@ fn score(
 #[cfg(test)]
 mod tests {
     use burn::tensor::Device;
-    use falcon_nn::{IGNORED, ModelConfig};
+    use falcon_nn::{IGNORED, ModelConfig, predictions};
 
     use super::*;
 

@@ -9,7 +9,7 @@ use std::ops::AddAssign;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use falcon_nn::{Model, Prediction, predictions};
 
-pub use self::choices::{BENCHMARKS, Benchmark, BenchmarkError, BenchmarkResult, Estimate, Item};
+pub use self::choices::{BENCHMARKS, Benchmark, BenchmarkError, BenchmarkResult, Estimate, Item, fingerprint};
 pub use self::likelihood::{Likelihood, Request, likelihoods};
 pub use self::perplexity::{Reading, TextScore, text_score};
 use crate::tasks::{Batch, Split};
@@ -37,9 +37,24 @@ pub fn evaluate(model: &Model, splits: &[Split]) -> Vec<SplitScores> {
 fn measure(model: &Model, batch: &Batch) -> Tally {
     let mut total = Tally::default();
     for part in batch.split(batch.tokens.len().div_ceil(TOKENS)) {
-        total += Tally::of(&part, &predictions(logits(model, &part), &part.targets));
+        let mut state = model.state(part.sequences.count());
+        let hidden = model.hidden(tokens(&part, &model.device()), &part.sequences, &mut state);
+        total += Tally::of(&part, &predict(model, hidden, &part.targets));
     }
     total
+}
+
+/// Numbers in the logits that are held at once.
+const LOGITS: usize = 1 << 25;
+
+/// What a model says after each row of `hidden`, by blocks: all logits of a large vocabulary at once would need gigabytes.
+pub(crate) fn predict(model: &Model, hidden: Tensor<2>, targets: &[i64]) -> Vec<Option<Prediction>> {
+    let rows = (LOGITS / model.config().vocab_size).max(1);
+    let blocks = targets.chunks(rows).enumerate().map(|(block, targets)| {
+        let hidden = hidden.clone().slice_dim(0, block * rows..block * rows + targets.len());
+        predictions(model.logits(hidden), targets)
+    });
+    blocks.flatten().collect()
 }
 
 /// Logits `[tokens, vocabulary]` of fresh sequences.

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use falcon_nn::{Model, Sequences, predictions};
+use falcon_nn::{Model, ModelState, Sequences};
 use serde::{Deserialize, Serialize};
 
-use super::ids;
+use super::{ids, predict};
 use crate::data::{Tokens, Totals};
 
 /// How text is read.
@@ -119,13 +119,13 @@ fn cost(
     text: &Tokens,
     ranges: &[Range<usize>],
     sequences: &Sequences,
-    state: &mut falcon_nn::ModelState,
+    state: &mut ModelState,
 ) -> f64 {
     let read: Vec<u32> = ranges.iter().flat_map(|range| text.get(range.clone())).collect();
     let targets: Vec<i64> =
         ranges.iter().flat_map(|range| text.get(range.start + 1..range.end + 1)).map(i64::from).collect();
-    let logits = model.run(ids(&read, &model.device()), sequences, state);
-    predictions(logits, &targets).iter().flatten().map(|prediction| prediction.loss).sum()
+    let hidden = model.hidden(ids(&read, &model.device()), sequences, state);
+    predict(model, hidden, &targets).iter().flatten().map(|prediction| prediction.loss).sum()
 }
 
 #[cfg(test)]
@@ -141,7 +141,7 @@ mod tests {
         let lines = texts.iter().map(|text| serde_json::json!({ "text": text }).to_string() + "\n");
         std::fs::write(folder.path().join("a.jsonl"), lines.collect::<String>()).unwrap();
         let source = Source::open(folder.path()).unwrap();
-        Tokens::open(&source, &Tokenizer::bytes(), &folder.path().join("cache"), &mut |_| ()).unwrap()
+        Tokens::open(&source, &Tokenizer::bytes(), &folder.path().join("cache"), &mut |_| true).unwrap()
     }
 
     fn letters(count: usize) -> String {

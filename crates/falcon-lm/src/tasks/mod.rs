@@ -14,7 +14,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 pub use self::addition::{Addition, AdditionConfig, Mixture, Part, Widths};
-pub use self::text::{Text, TextConfig, perplexities};
+pub use self::text::{Text, TextConfig};
 use crate::data::{CacheError, Tokenizer, TokenizerError};
 use crate::train::{Scores, TrainConfig};
 
@@ -63,17 +63,23 @@ pub enum TaskError {
     Tokenizer(TokenizerError),
     /// There is too little of it.
     #[error(
-        "task.{name}: {path} has {got} tokens, too few for one sequence of {needed}; set task.length lower or give more text"
+        "task.{name}: {what} has {got} tokens, too few for one sequence of {needed}; set task.length lower or give more text"
     )]
     Short {
         /// The key.
         name: &'static str,
-        /// The file.
-        path: PathBuf,
+        /// The file, or the part of it.
+        what: String,
         /// How many there are.
         got: usize,
         /// How many a sequence needs.
         needed: usize,
+    },
+    /// What is measured would be learnt too.
+    #[error("task.valid: {path} is in task.train too, and would be learnt; move it out, or leave task.valid away")]
+    Overlap {
+        /// The file.
+        path: String,
     },
     /// Data is not what a run began with.
     #[error("task.{name}: {path} has changed since the run began; bring it back, or begin another run")]
@@ -259,8 +265,9 @@ impl TaskConfig {
         }
     }
 
-    /// Ready to draw from; reads the data if there is some, and tells `progress` the bytes of text made into tokens.
-    pub fn open(&self, progress: &mut dyn FnMut(usize)) -> Result<Box<dyn Task>, TaskError> {
+    /// Ready to draw from; reads the data if there is some, and tells `progress` the bytes of text made into tokens, which may say to stop
+    /// by false.
+    pub fn open(&self, progress: &mut dyn FnMut(usize) -> bool) -> Result<Box<dyn Task>, TaskError> {
         self.validate()?;
         Ok(match self {
             Self::Addition(config) => Box::new(Addition::new(config.clone())),

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::{Batch, Moment, Split, Task, TaskError, VALIDATION, check, rng};
 use crate::data::{Source, Tokenizer, Tokens, Totals, cache_folder};
+use crate::evaluate::TextScore;
 use crate::train::Scores;
 
 /// Options of the task.
@@ -63,11 +64,15 @@ pub struct Text {
 
 impl Text {
     /// Reads the files, or what was made of them before. `progress` is told the bytes of text made into tokens.
-    pub fn open(config: &TextConfig, progress: &mut dyn FnMut(usize)) -> Result<Self, TaskError> {
+    pub fn open(config: &TextConfig, progress: &mut dyn FnMut(usize) -> bool) -> Result<Self, TaskError> {
         Self::open_in(config, &cache_folder(), progress)
     }
 
-    fn open_in(config: &TextConfig, cache: &Path, progress: &mut dyn FnMut(usize)) -> Result<Self, TaskError> {
+    fn open_in(
+        config: &TextConfig,
+        cache: &Path,
+        progress: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Self, TaskError> {
         let tokenizer = Tokenizer::open(&config.tokenizer).map_err(TaskError::Tokenizer)?;
         let mut open = |name: &'static str, path: &Path| {
             let data = |error| TaskError::Data { name, error: Box::new(error) };
@@ -79,18 +84,28 @@ impl Text {
             true => None,
             false => Some(open("valid", &config.valid)?),
         };
+        if let Some(path) = valid.as_ref().and_then(|valid| valid.shared_file(&train)) {
+            return Err(TaskError::Overlap { path: path.to_string() });
+        }
         let all = train.totals().tokens;
         let learnt = if valid.is_some() { all } else { all - all / 20 };
         let text = Self { config: config.clone(), tokenizer, train, valid, learnt, order: None };
         let needed = config.length + 1;
-        for (name, got) in [("train", learnt), ("valid", text.held_out().1 - text.held_out().0)] {
+        let of = |path: &Path| path.display().to_string();
+        let (from, to) = text.held_out();
+        let train = if text.valid.is_some() {
+            of(&config.train)
+        } else {
+            format!("{} but for its last twentieth", of(&config.train))
+        };
+        let valid = if text.valid.is_some() {
+            of(&config.valid)
+        } else {
+            format!("the last twentieth of {}", of(&config.train))
+        };
+        for (name, what, got) in [("train", train, learnt), ("valid", valid, to - from)] {
             if got < needed {
-                let path = if name == "train" || config.valid.as_os_str().is_empty() {
-                    &config.train
-                } else {
-                    &config.valid
-                };
-                return Err(TaskError::Short { name, path: path.clone(), got, needed });
+                return Err(TaskError::Short { name, what, got, needed });
             }
         }
         // Windows are numbered in 32 bits.
@@ -140,10 +155,17 @@ fn sequences(tokens: &Tokens, start: usize, length: usize) -> Vec<(Vec<i32>, Vec
     cuts.windows(2).map(part).collect()
 }
 
-/// Perplexities by what text is counted in, of a loss by token: a tokenizer of fewer, longer tokens has a larger one by token alone.
-pub fn perplexities(loss: f64, totals: Totals) -> BTreeMap<String, f64> {
-    let by = |count: usize| (loss * totals.tokens as f64 / count.max(1) as f64).exp();
-    let of = [("token", by(totals.tokens)), ("byte", by(totals.bytes)), ("word", by(totals.words))];
+/// Perplexities by what text is counted in, of a loss by token: a tokenizer of fewer, longer tokens has a larger one by token alone. How many
+/// tokens a byte and a word have is that of the whole text, of which a measurement may take a part.
+fn perplexities(loss: f64, totals: Totals) -> BTreeMap<String, f64> {
+    let Totals { tokens, documents, bytes, words } = totals;
+    let tokens = tokens - documents;
+    let score = TextScore { nats: loss * tokens as f64, tokens, bytes, words };
+    let of = [
+        ("token", score.token_perplexity()),
+        ("byte", score.byte_perplexity()),
+        ("word", score.word_perplexity()),
+    ];
     of.into_iter().map(|(unit, perplexity)| (format!("{unit} perplexity"), perplexity)).collect()
 }
 
@@ -207,7 +229,7 @@ mod tests {
             std::fs::write(folder.path().join(name), text).unwrap();
         }
         let config = TextConfig { train: folder.path().into(), length, ..TextConfig::default() };
-        Text::open_in(&config, &folder.path().join("cache"), &mut |_| ())
+        Text::open_in(&config, &folder.path().join("cache"), &mut |_| true)
     }
 
     fn letters(count: usize) -> String {
@@ -259,11 +281,23 @@ mod tests {
 
     #[test]
     fn perplexity_is_counted_in_tokens_bytes_and_words() {
-        let totals = Totals { tokens: 10, documents: 1, bytes: 40, words: 5 };
+        let totals = Totals { tokens: 11, documents: 1, bytes: 40, words: 5 };
         let of = perplexities(2f64.ln(), totals);
         let values = ["token", "byte", "word"].map(|unit| of[&format!("{unit} perplexity")]);
         let expected = [2.0, 2f64.powf(0.25), 4.0];
         assert!(values.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-12), "{of:?}");
+    }
+
+    #[test]
+    fn what_is_measured_is_not_learnt() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a.txt", "valid.txt"] {
+            std::fs::write(folder.path().join(name), letters(100)).unwrap();
+        }
+        let valid = folder.path().join("valid.txt");
+        let config = TextConfig { train: folder.path().into(), valid, length: 4, ..TextConfig::default() };
+        let said = Text::open_in(&config, &folder.path().join("cache"), &mut |_| true).unwrap_err().to_string();
+        assert!(said.contains("valid.txt is in task.train too"), "{said}");
     }
 
     #[test]
@@ -278,13 +312,16 @@ mod tests {
     #[test]
     fn files_that_do_not_do_say_why() {
         let said = text(&[("a.txt", &letters(29))], 64).unwrap_err().to_string();
-        assert!(said.contains("task.train") && said.contains("29 tokens") && said.contains("65"), "{said}");
+        assert!(
+            said.contains("task.train") && said.contains("but for its last twentieth has 29 tokens"),
+            "{said}"
+        );
         let missing = TextConfig { train: "no/such/file.txt".into(), ..TextConfig::default() };
-        let said = Text::open(&missing, &mut |_| ()).unwrap_err().to_string();
+        let said = Text::open(&missing, &mut |_| true).unwrap_err().to_string();
         assert!(said.contains("no/such/file.txt") && said.contains("task.train"), "{said}");
         assert!(TextConfig::default().validate().unwrap_err().to_string().contains("--set task.train="));
         let other = TextConfig { tokenizer: "no/such/folder".into(), ..missing };
-        let said = Text::open(&other, &mut |_| ()).unwrap_err().to_string();
+        let said = Text::open(&other, &mut |_| true).unwrap_err().to_string();
         assert!(said.contains("task.tokenizer") && said.contains("no/such/folder"), "{said}");
     }
 }

@@ -32,7 +32,7 @@ pub trait Watch {
     /// Told what is amiss but can be lived with.
     fn warn(&mut self, _message: &str) {}
 
-    /// Told how many bytes of text have been made into tokens, where that has to be done first.
+    /// Told how many bytes of text have been made into tokens, where that has to be done first; asked whether to stop after each of them.
     fn reading(&mut self, _bytes: usize) {}
 
     /// Asked before every step: whether to save and stop.
@@ -118,7 +118,10 @@ impl Trainer {
     /// A run of `config` in the folder `path`: a new one, or the one that is there, from its last checkpoint.
     pub fn open(config: &RunConfig, path: &std::path::Path, watch: &mut dyn Watch) -> Result<Self, TrainError> {
         // What needs no folder first: a folder should not be left behind by a run that cannot be.
-        let mut task = config.task.open(&mut |bytes| watch.reading(bytes))?;
+        let mut task = config.task.open(&mut |bytes| {
+            watch.reading(bytes);
+            !watch.stop()
+        })?;
         let device = Device::flex().autodiff();
         let folder = RunFolder::open(path, config)?;
         let last = folder.last(config, &device, |message| watch.warn(message))?;
