@@ -1,17 +1,15 @@
 //! A model that was trained, and what makes text of its tokens.
 
-use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use falcon_nn::{CONFIG_FILE, FileError, Model, WEIGHTS_FILE};
-use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use crate::config::RUN_FILE;
-use crate::data::{TOKENIZER_FILE, Tokenizer, TokenizerError, hex};
-use crate::train::{FolderError, best_checkpoint};
+use crate::data::{TOKENIZER_FILE, Tokenizer, TokenizerError};
+use crate::train::{CheckpointError, FolderError, best_checkpoint, sum};
 
 /// A model and its tokenizer.
 #[derive(Debug)]
@@ -49,6 +47,9 @@ pub enum TrainedError {
     /// The model cannot be.
     #[error(transparent)]
     File(#[from] FileError),
+    /// Its weights cannot be read.
+    #[error(transparent)]
+    Weights(#[from] Box<CheckpointError>),
     /// It has no tokenizer.
     #[error(
         "{path}: no {TOKENIZER_FILE} beside the model or above it: either it did not learn text, or name one with --tokenizer"
@@ -99,20 +100,8 @@ impl Trained {
             let (tokenizer, model) = (tokenizer.size(), model.config().vocab_size);
             return Err(TrainedError::Mismatch { path: folder, tokenizer, model });
         }
-        let path = folder.join(WEIGHTS_FILE);
-        let mut hash = Sha256::new();
-        let mut file =
-            File::open(&path).map(BufReader::new).map_err(|error| FileError::Io { path: path.clone(), error })?;
-        loop {
-            let bytes = file.fill_buf().map_err(|error| FileError::Io { path: path.clone(), error })?;
-            if bytes.is_empty() {
-                break;
-            }
-            hash.update(bytes);
-            let read = bytes.len();
-            file.consume(read);
-        }
-        let weights = hex(&hash.finalize()[..8]);
+        let mut weights = sum(&folder.join(WEIGHTS_FILE)).map_err(Box::new)?;
+        weights.truncate(16);
         Ok(Self { model, tokenizer, folder, weights })
     }
 }

@@ -12,7 +12,7 @@
 //! A document begins with the tokenizer's end token, so that its first word has something to follow.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -119,7 +119,7 @@ impl Tokens {
     /// A file of tokens, if it is whole.
     fn read(path: &Path, tokenizer: &Tokenizer) -> io::Result<Self> {
         let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_string());
-        let mut file = File::open(path)?;
+        let file = File::open(path)?;
         // SAFETY: files of tokens are only ever replaced by renaming, never changed or cut. Who does so from outside while one is mapped
         // changes the numbers under us, or ends the process.
         let map = unsafe { Mmap::map(&file)? };
@@ -128,10 +128,8 @@ impl Tokens {
         if &map[end + 8..] != MAGIC {
             return Err(bad("not a file of tokens"));
         }
-        file.seek(SeekFrom::Start(end as u64))?;
-        let mut about = [0; 8];
-        file.read_exact(&mut about)?;
-        let about = usize::try_from(u64::from_le_bytes(about)).ok().and_then(|about| end.checked_sub(about));
+        let about = u64::from_le_bytes(map[end..end + 8].try_into().expect("eight"));
+        let about = usize::try_from(about).ok().and_then(|about| end.checked_sub(about));
         let sum = end.checked_sub(SUM).filter(|sum| about.is_some_and(|about| about <= *sum));
         let (about, sum) = about.zip(sum).ok_or_else(|| bad("its header is cut off"))?;
         if Sha256::digest(&map[about..sum])[..] != map[sum..end] {

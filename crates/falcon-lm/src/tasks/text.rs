@@ -93,15 +93,10 @@ impl Text {
         let needed = config.length + 1;
         let of = |path: &Path| path.display().to_string();
         let (from, to) = text.held_out();
-        let train = if text.valid.is_some() {
-            of(&config.train)
-        } else {
-            format!("{} but for its last twentieth", of(&config.train))
-        };
-        let valid = if text.valid.is_some() {
-            of(&config.valid)
-        } else {
-            format!("the last twentieth of {}", of(&config.train))
+        let (train, valid) = (of(&config.train), of(&config.valid));
+        let (train, valid) = match text.valid {
+            Some(_) => (train, valid),
+            None => (format!("{train} but for its last twentieth"), format!("the last twentieth of {train}")),
         };
         for (name, what, got) in [("train", train, learnt), ("valid", valid, to - from)] {
             if got < needed {

@@ -23,6 +23,7 @@ use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use super::{AdamW, AdamWConfig, Moments};
+use crate::data::hex;
 
 const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 const PROGRESS_FILE: &str = "progress.json";
@@ -213,11 +214,11 @@ fn verify(folder: &Path) -> Result<(), CheckpointError> {
 }
 
 /// SHA-256 of a file, in hexadecimal.
-fn sum(path: &Path) -> Result<String, CheckpointError> {
+pub(crate) fn sum(path: &Path) -> Result<String, CheckpointError> {
     let mut hasher = Sha256::new();
     let mut file = File::open(path).map_err(io_error(path))?;
     io::copy(&mut file, &mut Hashing(&mut hasher)).map_err(io_error(path))?;
-    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&hasher.finalize()))
 }
 
 /// A hash as something to write to.

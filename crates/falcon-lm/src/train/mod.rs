@@ -10,6 +10,7 @@ mod schedule;
 mod step;
 mod trainer;
 
+pub(crate) use checkpoint::sum;
 pub use checkpoint::{Best, Checkpoint, CheckpointError, Progress};
 pub use config::{TrainConfig, TrainConfigError};
 pub use folder::{FolderError, RunFolder, best_checkpoint, checkpoint_steps};
