@@ -178,6 +178,17 @@ mod tests {
             })
             .sum();
         assert!((score.nats - one_by_one).abs() < 1e-5 * one_by_one, "{} {one_by_one}", score.nats);
+        // The last document by hand: what comes after its beginning and after its first letter.
+        let last = text.get(text.documents()[3]..text.totals().tokens);
+        let logits = model.forward(ids(&last[..2], &model.device()).unsqueeze()).squeeze_dim(0);
+        let by_hand: f64 = falcon_nn::predictions(logits, &[last[1].into(), last[2].into()])
+            .iter()
+            .flatten()
+            .map(|prediction| prediction.loss)
+            .sum();
+        let range = text.documents()[3]..text.totals().tokens - 1;
+        let one = cost(&model, &text, &[range], &Sequences::uniform(1, 2), &mut model.state(1));
+        assert!((one - by_hand).abs() < 1e-5 * by_hand, "{one} {by_hand}");
         let windows = text_score(&model, &text, Reading::Windows(16), &mut |_, _| true).unwrap();
         assert_eq!(windows.tokens, score.tokens);
         assert!(text_score(&model, &text, Reading::Whole, &mut |_, _| false).is_none());
