@@ -3,22 +3,17 @@
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
 
 use burn::tensor::Device;
 use clap::Args;
-use falcon_lm::data::{CacheError, Source, Tokens, cache_folder};
-use falcon_lm::evaluate::{
-    BENCHMARKS, Benchmark, BenchmarkError, BenchmarkResult, Estimate, Item, Reading, TextScore, fingerprint,
-    text_score,
-};
+use falcon_lm::data::CacheError;
+use falcon_lm::evaluate::{BENCHMARKS, Benchmark, BenchmarkError, Estimate, Exam, ModelResult, TextResult};
 use falcon_lm::train::Outcome;
 use falcon_lm::trained::{Trained, TrainedError};
 use falcon_nn::{nearest, write_file};
-use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::progress::measuring;
 use crate::train::{asked_to_stop, check_folder, use_threads};
 
 /// Arguments of `falcon eval`.
@@ -133,35 +128,6 @@ pub enum EvalError {
     Output(#[from] io::Error),
 }
 
-/// What is known of a model.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ModelResult {
-    /// As it was named.
-    pub model: String,
-    /// What tells its weights from others.
-    pub weights: String,
-    /// Of texts.
-    #[serde(default)]
-    pub texts: Vec<TextResult>,
-    /// Of benchmarks.
-    #[serde(default)]
-    pub benchmarks: Vec<BenchmarkResult>,
-}
-
-/// What a text costs a model.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TextResult {
-    /// The file or folder.
-    pub text: String,
-    /// What tells it from others.
-    pub fingerprint: String,
-    /// Tokens of a window; none if it was read from beginning to end.
-    pub window: Option<u32>,
-    /// The cost.
-    #[serde(flatten)]
-    pub score: TextScore,
-}
-
 /// Measures, and prints tables.
 pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
     let benchmarks = benchmarks(args)?;
@@ -171,10 +137,11 @@ pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
     use_threads(args.threads);
     asked_to_stop(STOPPING);
     // All that can be wrong first: it should not be found after an hour.
-    let questions = args.questions(&benchmarks)?;
-    for path in &args.text {
-        Source::open(path).map_err(CacheError::from)?;
-    }
+    let shots = args.shots.iter().map(|shots| usize::from(*shots)).collect();
+    let mut exam = Exam { texts: args.text.clone(), window: args.window, shots, ..Exam::default() };
+    let folder = args.data.as_deref().unwrap_or(Path::new("."));
+    exam.ask(&benchmarks, folder, args.limit.unwrap_or(usize::MAX))?;
+    exam.check()?;
     if let Some(path) = &args.output {
         check_folder(path).map_err(|error| EvalError::Io { path: path.clone(), error })?;
     }
@@ -183,43 +150,29 @@ pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
     for path in &args.models {
         let trained = Trained::open(path, args.tokenizer.as_deref(), &Device::flex())?;
         let name = path.display().to_string();
-        let old = known.iter().position(|result| result.model == name && result.weights == trained.weights);
-        let index = old.unwrap_or_else(|| {
-            known.retain(|result| result.model != name);
-            let weights = trained.weights.clone();
-            known.push(ModelResult { model: name.clone(), weights, texts: Vec::new(), benchmarks: Vec::new() });
-            known.len() - 1
-        });
-        let mut work = Work { args, trained: &trained, name: &name };
-        let finished = work.texts(&mut known, index)? && work.benchmarks(&questions, &mut known, index)?;
+        let old = known.iter().position(|result| result.model == name).map(|index| known.remove(index));
+        let same = old.filter(|result| result.weights == trained.weights);
+        let mut result = same.unwrap_or_else(|| ModelResult::new(name.clone(), &trained));
+        let mut keep = |result: &ModelResult| match &args.output {
+            Some(path) => keep(path, &known, result),
+            None => Ok(()),
+        };
+        let finished = exam.take(&trained, &mut result, &mut keep, &mut measuring(&name, STOPPING))?;
+        known.push(result);
         asked.push(name);
         if !finished {
             outcome = Outcome::Interrupted;
             break;
         }
     }
-    let shown: Vec<&ModelResult> = known.iter().filter(|result| asked.contains(&result.model)).collect();
+    let shown: Vec<&ModelResult> =
+        asked.iter().filter_map(|name| known.iter().find(|result| result.model == *name)).collect();
     let mut out = io::stdout().lock();
     match args.json {
         true => writeln!(out, "{}", serde_json::to_string(&shown).map_err(io::Error::from)?)?,
         false => write!(out, "{}", tables(&shown, args))?,
     }
     Ok(outcome)
-}
-
-/// A benchmark and its questions.
-type Questions = (&'static Benchmark, Vec<Item>);
-
-impl EvalArgs {
-    fn questions(&self, benchmarks: &[&'static Benchmark]) -> Result<Vec<Questions>, EvalError> {
-        let folder = self.data.as_deref().unwrap_or(Path::new("."));
-        let most = self.shots.iter().copied().max().unwrap_or(0);
-        let read = |benchmark: &&'static Benchmark| {
-            let path = folder.join(format!("{}.jsonl", benchmark.name));
-            Ok((*benchmark, benchmark.read(&path, self.limit.unwrap_or(usize::MAX), most.into())?))
-        };
-        benchmarks.iter().map(read).collect()
-    }
 }
 
 fn benchmarks(args: &EvalArgs) -> Result<Vec<&'static Benchmark>, EvalError> {
@@ -243,98 +196,15 @@ fn read(path: &Path) -> Result<Vec<ModelResult>, EvalError> {
     }
 }
 
-/// What is measured of one model.
-struct Work<'a> {
-    args: &'a EvalArgs,
-    trained: &'a Trained,
-    name: &'a str,
-}
-
-impl Work<'_> {
-    fn keep(&self, known: &[ModelResult]) -> Result<(), EvalError> {
-        let Some(path) = &self.args.output else { return Ok(()) };
-        let json = serde_json::to_vec_pretty(known).expect("results are plain data");
-        write_file(path, &json).map_err(|error| EvalError::Io { path: path.clone(), error })
-    }
-
-    /// False if interrupted.
-    fn texts(&mut self, known: &mut [ModelResult], index: usize) -> Result<bool, EvalError> {
-        let Trained { model, tokenizer, .. } = self.trained;
-        for path in &self.args.text {
-            let bar = bar();
-            let source = Source::open(path).map_err(CacheError::from)?;
-            let text = Tokens::open(&source, tokenizer, &cache_folder(), &mut |bytes| {
-                bar.set_message(format!("{}: {} made into tokens", path.display(), HumanBytes(bytes as u64)));
-                !asked_to_stop(STOPPING).load(Ordering::SeqCst)
-            })?;
-            let name = path.display().to_string();
-            let same = |old: &TextResult| {
-                old.text == name && old.fingerprint == text.fingerprint() && old.window == self.args.window
-            };
-            if known[index].texts.iter().any(same) {
-                continue;
-            }
-            let reading = self.args.window.map_or(Reading::Whole, |window| Reading::Windows(window as usize));
-            bar.set_message(format!("{}: {name}", self.name));
-            let score = text_score(model, &text, reading, &mut |done, all| follow(&bar, done, all));
-            bar.finish_and_clear();
-            let Some(score) = score else { return Ok(false) };
-            let (fingerprint, window) = (text.fingerprint().to_string(), self.args.window);
-            known[index].texts.retain(|old| old.text != name || old.window != window);
-            known[index].texts.push(TextResult { text: name, fingerprint, window, score });
-            self.keep(known)?;
-        }
-        Ok(true)
-    }
-
-    /// False if interrupted.
-    fn benchmarks(
-        &mut self,
-        questions: &[Questions],
-        known: &mut [ModelResult],
-        index: usize,
-    ) -> Result<bool, EvalError> {
-        let Trained { model, tokenizer, .. } = self.trained;
-        for (benchmark, items) in questions {
-            for shots in self.args.shots.iter().map(|shots| usize::from(*shots)) {
-                let requests = benchmark.requests(items, tokenizer, shots);
-                let same = |old: &BenchmarkResult| old.name == benchmark.name && old.shots == shots;
-                let asked = fingerprint(&requests);
-                if known[index].benchmarks.iter().any(|old| same(old) && old.fingerprint == asked) {
-                    continue;
-                }
-                let bar = bar();
-                bar.set_message(format!("{}: {}", self.name, benchmark.title));
-                let result =
-                    benchmark.run(model, items, &requests, shots, &mut |done, all| follow(&bar, done, all));
-                bar.finish_and_clear();
-                let Some(result) = result else { return Ok(false) };
-                known[index].benchmarks.retain(|old| !same(old));
-                known[index].benchmarks.push(result);
-                self.keep(known)?;
-            }
-        }
-        Ok(true)
-    }
+/// Writes what is known of all models.
+fn keep(path: &Path, others: &[ModelResult], result: &ModelResult) -> Result<(), EvalError> {
+    let all: Vec<&ModelResult> = others.iter().chain([result]).collect();
+    let json = serde_json::to_vec_pretty(&all).expect("results are plain data");
+    write_file(path, &json).map_err(|error| EvalError::Io { path: path.into(), error })
 }
 
 /// What is done when it is asked to stop.
 const STOPPING: &str = "stopping after this batch; what is measured is kept with --output";
-
-fn bar() -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len}  {msg}  {eta} left") {
-        bar.set_style(style);
-    }
-    bar
-}
-
-/// Shows how far it is; false once it was asked to stop.
-fn follow(bar: &ProgressBar, done: usize, all: usize) -> bool {
-    bar.set_length(all as u64);
-    bar.set_position(done as u64);
-    !asked_to_stop(STOPPING).load(Ordering::SeqCst)
-}
 
 /// Perplexities, then benchmarks by examples, in Markdown.
 fn tables(results: &[&ModelResult], args: &EvalArgs) -> String {

@@ -1,9 +1,12 @@
 //! A sign of life for long runs.
 
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::train::asked_to_stop;
 
 /// Runs shorter than this stay silent.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -32,4 +35,33 @@ pub fn with_spinner<T>(message: &str, work: impl FnOnce() -> T) -> T {
         drop(done);
         result
     })
+}
+
+/// A bar that hides itself where stderr is no terminal.
+pub(crate) fn bar(length: Option<u64>) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(length, ProgressDrawTarget::stderr());
+    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len}  {msg}  {eta} left") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// Shows how far a measurement of `name` is; false once it was asked to stop, which says what is done `then`.
+pub(crate) fn measuring(name: &str, then: &'static str) -> impl FnMut(&str, usize, usize) -> bool {
+    let shown = Shown(bar(None));
+    move |what, done, all| {
+        shown.0.set_message(format!("{name}: {what}"));
+        shown.0.set_length(all.max(done) as u64);
+        shown.0.set_position(done as u64);
+        !asked_to_stop(then).load(Ordering::SeqCst)
+    }
+}
+
+/// Taken away when nobody looks any more.
+struct Shown(ProgressBar);
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
 }

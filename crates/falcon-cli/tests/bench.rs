@@ -172,3 +172,29 @@ fn requests_are_answered_line_by_line() {
         assert!(said(&ran).contains(words), "{}", said(&ran));
     }
 }
+
+#[test]
+fn generation_is_timed_after_every_context() {
+    let run = |args: &[&str]| {
+        let few = ["bench", "generate", "--size", "micro", "--contexts", "300,20", "--tokens", "2"];
+        Command::new(env!("CARGO_BIN_EXE_falcon")).args(few).args(args).output().unwrap()
+    };
+    let ran = run(&["--models", "falcon-1.3,transformer", "--json"]);
+    assert!(ran.status.success(), "{}", said(&ran));
+    let rows: Vec<Value> = serde_json::from_slice(&ran.stdout).unwrap();
+    let results = |model: &str| -> Vec<Value> {
+        rows.iter().filter(|row| row["model"] == model).map(|row| row["result"].clone()).collect()
+    };
+    let (falcon, transformer) = (results("falcon-1.3"), results("transformer"));
+    for results in [&falcon, &transformer] {
+        let contexts: Vec<_> = results.iter().map(|result| result["context"].as_u64().unwrap()).collect();
+        assert_eq!(contexts, [20, 300]);
+        assert!(results.iter().all(|result| result["seconds"].as_f64().unwrap() > 0.0));
+    }
+    assert_eq!(falcon[0]["state"], falcon[1]["state"], "it does not grow");
+    // Two layers of 128 keys and 128 values a token, of the context and of four tokens more.
+    assert_eq!(transformer[1]["state"], (300 + 4) * 2 * 256 * 4);
+    let wide = run(&["--models", "transformer", "--contexts", "1000000000"]);
+    assert!(String::from_utf8_lossy(&wide.stdout).contains("too large for this memory"), "{}", said(&wide));
+    assert!(said(&run(&["--models", "falcon-9"])).contains("falcon-9"));
+}

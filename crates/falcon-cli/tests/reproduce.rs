@@ -1,10 +1,12 @@
-//! `falcon reproduce addition`: what it leaves, and what it does not do again. What models learn is not judged here.
+//! `falcon reproduce`: what it leaves, and what it does not do again. What models learn is not judged here.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use falcon_lm::reproduce::AdditionRecord;
+use falcon_lm::reproduce::Results;
+use falcon_lm::reproduce::addition::AdditionRecord;
+use falcon_lm::reproduce::language::LanguageRecord;
 use tempfile::TempDir;
 
 fn addition(args: &[&str], output: &Path) -> Output {
@@ -86,4 +88,79 @@ fn recorded_results_are_what_is_shown() {
         let command = format!("falcon reproduce addition --from results/addition/{scale} --into README.md");
         assert_eq!(record.put_into(&readme).unwrap(), readme, "{command}");
     }
+}
+
+fn lm(args: &[&str], folder: &Path) -> Output {
+    let tiny = ["hidden_size=16", "num_heads=2", "intermediate_size=16"].map(|key| format!("--set=model.{key}"));
+    let small = ["--set=task.length=16", "--set=train.batch=2", "--set=train.eval_every=6", "--steps=12"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
+    command.current_dir(folder).env("FALCON_CACHE", folder.join("cache"));
+    command.args(["reproduce", "lm", "--train", "train.txt", "--valid", "valid.txt"]);
+    command.args(tiny).args(small).args(args).output().unwrap()
+}
+
+/// Texts, and two of every benchmark.
+fn corpus(folder: &Path) {
+    let words = ["rain", "falls", "on", "the", "hill", "and", "runs", "to", "a", "river"];
+    let text = |from: usize, count: usize| -> String {
+        (from..from + count).map(|i| words[i * i % 7 + i % 4]).collect::<Vec<_>>().join(" ")
+    };
+    for (name, from, count) in [("train.txt", 0, 4000), ("valid.txt", 7, 300), ("wiki.txt", 11, 100)] {
+        fs::write(folder.join(name), text(from, count)).unwrap();
+    }
+    let eval = folder.join("eval");
+    fs::create_dir_all(&eval).unwrap();
+    let question = r#"{"question": "rain falls", "context": "on the", "choices": ["hill", "river"], "gold": 0}"#;
+    for name in ["piqa", "hellaswag", "arc_easy", "arc_challenge", "openbookqa", "social_iqa", "sciq"] {
+        fs::write(eval.join(format!("{name}.jsonl")), [question, question].join("\n")).unwrap();
+    }
+    let contexts = r#"{"contexts": ["rain on", "a river"], "continuation": "runs", "gold": 1}"#;
+    fs::write(eval.join("winogrande.jsonl"), [contexts, contexts].join("\n")).unwrap();
+    let last = r#"{"context": "rain falls on the", "target": "hill"}"#;
+    fs::write(eval.join("lambada_openai.jsonl"), [last, last].join("\n")).unwrap();
+}
+
+#[test]
+fn language_models_are_trained_once_and_measured_in_full() {
+    let folder = TempDir::new().unwrap();
+    corpus(folder.path());
+    let models = ["--models", "retnet,falcon-1.3", "--tokenizer", "bytes", "--output", "out"];
+    let few = printed(&lm(&models, folder.path()));
+    assert!(few.contains("| retnet |") && !few.contains("shot") && few.contains("One seed"), "{few}");
+    // More is asked of what was trained.
+    let metrics = folder.path().join("out/retnet-s0/metrics.jsonl");
+    let before = fs::read(&metrics).unwrap();
+    let args = [models.as_slice(), &["--text", "wiki.txt", "--data", "eval"]].concat();
+    let all = printed(&lm(&args, folder.path()));
+    assert_eq!(fs::read(&metrics).unwrap(), before);
+    assert!(all.contains("accuracy, 0-shot") && all.contains("accuracy, 1-shot") && all.contains("wiki, a word"));
+    let record = LanguageRecord::read(&folder.path().join("out")).unwrap();
+    assert_eq!(record.rows.len(), 2);
+    for row in &record.rows {
+        assert_eq!((row.texts.len(), row.benchmarks.len(), row.tokens), (2, 18, 12 * 2 * 16), "{}", row.name);
+        // All of the validation text is foretold, not the part that is looked at while training.
+        assert_eq!(row.texts[0].score.bytes, fs::read(folder.path().join("valid.txt")).unwrap().len());
+        assert_eq!(row.curve.iter().map(|(tokens, _)| *tokens).collect::<Vec<_>>(), [192, 384]);
+    }
+    let command = &record.command;
+    assert!(
+        command.ends_with("--train train.txt --valid valid.txt --tokenizer bytes --text wiki.txt --data eval"),
+        "{command}"
+    );
+    assert_eq!(printed(&lm(&args, folder.path())), all);
+}
+
+#[test]
+fn a_tokenizer_is_learnt_where_none_is_given() {
+    let folder = TempDir::new().unwrap();
+    corpus(folder.path());
+    let ran = lm(&["--models", "falcon-1a.3", "--output", "out", "--json"], folder.path());
+    assert!(serde_json::from_str::<serde_json::Value>(&printed(&ran)).unwrap()["rows"][0]["parameters"].is_u64());
+    assert!(folder.path().join("out/tokenizer.json").exists());
+    let cost = lm(&["--models", "retnet", "--tokenizer", "out/tokenizer.json", "--estimate"], folder.path());
+    let said = printed(&cost);
+    assert!(said.contains("retnet") && said.contains("days"), "{said}");
+    let none = lm(&["--data", "nowhere", "--output", "other"], folder.path());
+    assert!(String::from_utf8_lossy(&none.stderr).contains("nowhere/lambada_openai.jsonl"));
+    assert!(!folder.path().join("other/transformer-s0").exists(), "nothing is trained before that is known");
 }

@@ -47,7 +47,7 @@ struct Size {
 fn size(name: &str) -> Result<Size, ConfigError> {
     Ok(match name {
         "micro" => Size { hidden: 128, layers: 2, heads: 4, intermediate: 352, wider: 352, gated: 320, alone: 3 },
-        "tiny" => Size { hidden: 128, layers: 4, heads: 4, intermediate: 352, wider: 352, gated: 320, alone: 7 },
+        "tiny" => Size { hidden: 128, layers: 4, heads: 4, intermediate: 352, wider: 352, gated: 320, alone: 6 },
         "small" => Size { hidden: 320, layers: 8, heads: 5, intermediate: 768, wider: 768, gated: 672, alone: 12 },
         "130m" => {
             Size { hidden: 768, layers: 12, heads: 12, intermediate: 2048, wider: 2304, gated: 2048, alone: 24 }

@@ -22,6 +22,45 @@ pub enum BenchCommand {
     Kernels(KernelsArgs),
     /// Time training steps of whole models, beside a Transformer of the same size in PyTorch.
     Train(TrainBenchArgs),
+    /// Time generation after contexts of any length, and see what memory it takes.
+    Generate(GenerateBenchArgs),
+}
+
+/// Arguments of `falcon bench generate`.
+#[derive(Debug, Args)]
+pub struct GenerateBenchArgs {
+    /// Models, by preset. One whose state does not grow reads every context in full; a Transformer's cache is filled with numbers made up.
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "falcon-1a.3,falcon-1.3,transformer"
+    )]
+    pub models: Vec<String>,
+
+    /// Their size: micro, tiny, small, 130m or 340m.
+    #[arg(long, value_name = "SIZE", default_value = "130m")]
+    pub size: String,
+
+    /// Tokens before the first that is timed.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1000,10000", value_parser = size(1 << 30))]
+    pub contexts: Vec<usize>,
+
+    /// Tokens to generate at each.
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = size(1 << 20))]
+    pub tokens: usize,
+
+    /// Threads; all cores if not given.
+    #[arg(long, value_name = "N", value_parser = size(1024))]
+    pub threads: Option<usize>,
+
+    /// Measure in this process, and print a line of JSON for every context.
+    #[arg(long, hide = true)]
+    pub measure: bool,
+
+    /// Print a JSON array of rows instead of a table.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `falcon bench train`.

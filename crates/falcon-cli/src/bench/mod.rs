@@ -1,4 +1,4 @@
-//! `falcon bench`: what kernels and training steps cost on this machine, beside what the machine can do.
+//! `falcon bench`: what kernels, training steps and generation cost on this machine, beside what the machine can do.
 //!
 //! All rows of a run are timed round-robin (`schedule`), the machine's own rates among them, and medians are reported:
 //! a disturbance hits a row and its yardstick alike.
@@ -9,6 +9,7 @@ mod decode;
 mod error;
 mod flops;
 mod gemm;
+mod generate;
 mod kernels;
 mod scaling;
 mod schedule;
@@ -20,10 +21,11 @@ use std::io::{self, BufWriter, Write};
 
 use serde_json::Value;
 
-pub use args::{BenchArgs, BenchCommand, KernelsArgs, TrainBenchArgs};
+pub use args::{BenchArgs, BenchCommand, GenerateBenchArgs, KernelsArgs, TrainBenchArgs};
 pub use error::BenchError;
 
 use schedule::Schedule;
+pub(crate) use table::Text;
 
 /// Runs what was asked for, and prints it to stdout.
 pub fn run(args: &BenchArgs) -> Result<(), BenchError> {
@@ -31,13 +33,15 @@ pub fn run(args: &BenchArgs) -> Result<(), BenchError> {
         BenchCommand::Kernels(args) if args.serve => serve::serve(io::stdin().lock(), io::stdout().lock()),
         BenchCommand::Kernels(args) => print(args.json, &tables(args)?),
         BenchCommand::Train(args) => print(args.json, &[train::run(args)?]),
+        BenchCommand::Generate(args) if args.measure => generate::measure(args),
+        BenchCommand::Generate(args) => print(args.json, &[generate::run(args)?]),
     }
 }
 
 /// Rows of one kind: for people, and for programs.
 struct Table {
     title: String,
-    text: table::Text,
+    text: Text,
     rows: Vec<Value>,
 }
 

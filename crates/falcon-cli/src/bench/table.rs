@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A table for people.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Text {
+pub(crate) struct Text {
     rows: Vec<Vec<String>>,
 }
 

@@ -17,12 +17,13 @@ pub struct ReproduceArgs {
 pub enum ReproduceCommand {
     /// Learn sums of few digits, and measure sums of more: the paper's test of length generalisation.
     Addition(AdditionArgs),
+    /// Train language models on one text, and measure perplexity and the paper's benchmarks.
+    Lm(LanguageArgs),
 }
 
-/// Arguments of `falcon reproduce addition`.
+/// Arguments of all experiments.
 #[derive(Debug, Args)]
-#[command(after_long_help = EXAMPLES)]
-pub struct AdditionArgs {
+pub struct RowsArgs {
     /// How large.
     #[arg(long, value_enum, default_value = "quick")]
     pub scale: ScaleArg,
@@ -43,11 +44,7 @@ pub struct AdditionArgs {
     #[arg(short, long = "set", value_name = "KEY=VALUE")]
     pub set: Vec<String>,
 
-    /// Rows that differ in one thing: timing has all four of which key meets a value and when a token reads.
-    #[arg(long, value_enum)]
-    pub ablation: Option<Ablation>,
-
-    /// Where the runs and the results go; runs/addition-SCALE, or -timing after it, if not given. What is done there is not done again.
+    /// Where the runs and the results go; runs/EXPERIMENT-SCALE if not given. What is done there is not done again.
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
 
@@ -55,27 +52,82 @@ pub struct AdditionArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
 
-    /// Only make table.md and the pictures again from the results.json in this folder, and print the table.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["scale", "models", "seeds", "steps", "set", "ablation", "output", "threads"])]
+    /// Only make the tables and pictures again from the results.json in this folder, and print the tables.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["scale", "models", "seeds", "steps", "set", "output", "threads"])]
     pub from: Option<PathBuf>,
 
-    /// With --from: put the table into this Markdown file too, between the lines `<!-- addition SCALE -->` and `<!-- end -->`.
+    /// With --from: put the tables into this Markdown file too, between the lines `<!-- EXPERIMENT SCALE -->` and `<!-- end -->`.
     #[arg(long, value_name = "FILE", requires = "from")]
     pub into: Option<PathBuf>,
 
-    /// Print the results as one JSON object instead of a table.
+    /// Print the results as one JSON object instead of tables.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `falcon reproduce addition`.
+#[derive(Debug, Args)]
+#[command(after_long_help = ADDITION)]
+pub struct AdditionArgs {
+    /// What all experiments have.
+    #[command(flatten)]
+    pub rows: RowsArgs,
+
+    /// Rows that differ in one thing: timing has all four of which key meets a value and when a token reads.
+    #[arg(long, value_enum, conflicts_with = "from")]
+    pub ablation: Option<Ablation>,
+}
+
+/// Arguments of `falcon reproduce lm`.
+#[derive(Debug, Args)]
+#[command(after_long_help = LANGUAGE)]
+pub struct LanguageArgs {
+    /// What all experiments have.
+    #[command(flatten)]
+    pub rows: RowsArgs,
+
+    /// The text to learn from: a file or a folder, as for `falcon train --task text`.
+    #[arg(long, value_name = "TEXT", required_unless_present = "from", conflicts_with = "from")]
+    pub train: Option<PathBuf>,
+
+    /// The text to be measured on, while training and after it.
+    #[arg(long, value_name = "TEXT", required_unless_present = "from", conflicts_with = "from")]
+    pub valid: Option<PathBuf>,
+
+    /// The tokenizer: bytes, a tokenizer.json, or a folder with vocab.json and merges.txt; one of 4096 tokens is learnt from the training
+    /// text if not given.
+    #[arg(long, value_name = "NAME", conflicts_with = "from")]
+    pub tokenizer: Option<String>,
+
+    /// Other text whose perplexity to measure; may be given many times.
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "from")]
+    pub text: Vec<PathBuf>,
+
+    /// The folder with the benchmarks, NAME.jsonl each; without it, none are asked.
+    #[arg(long, value_name = "DIR", conflicts_with = "from")]
+    pub data: Option<PathBuf>,
+
+    /// Examples before each question: 0, 1, or both.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "0,1", value_parser = clap::value_parser!(u8).range(0..=8))]
+    pub shots: Vec<u8>,
+
+    /// Questions of each benchmark, at most; those of the scale if not given.
+    #[arg(long, value_name = "N", conflicts_with = "from")]
+    pub limit: Option<usize>,
+
+    /// Train nothing: time a step of every row, and say what the runs would take on this machine.
+    #[arg(long, conflicts_with = "from", requires = "tokenizer")]
+    pub estimate: bool,
 }
 
 /// How large.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ScaleArg {
-    /// Four models, one seed: minutes.
+    /// A few models, one seed: minutes.
     Quick,
-    /// All models, three seeds, sums of up to 6 digits: an hour or two.
+    /// All models, three seeds: hours on two cores.
     Small,
-    /// The paper's widths, 1 to 32 digits and 33 to 48: days on two cores.
+    /// The paper's own: days for sums, years for language, on two cores.
     Paper,
 }
 
@@ -86,7 +138,13 @@ pub enum Ablation {
     Timing,
 }
 
-const EXAMPLES: &str = "\
+const ADDITION: &str = "\
+SCALES
+
+  quick   4 models learn sums of 1 to 4 digits, measured to 6
+  small   13 models, 1 to 6 digits, measured to 9
+  paper   1 to 32 digits, measured to 48
+
 WHAT COMES OUT
 
   table.md       the table, the command and the configuration
@@ -106,3 +164,30 @@ EXAMPLES
   falcon reproduce addition --from results/addition/small --into README.md
 
   Stopped by Ctrl-C or a kill, the same command goes on.";
+
+const LANGUAGE: &str = "\
+SCALES
+
+  quick   4 models of 0.9M parameters, 0.4M tokens, 100 questions of each benchmark
+  small   10 models of 1.3M parameters, 2M tokens, 500 questions of each benchmark
+  paper   10 models of 130M parameters, 49.2 billion tokens, all questions; give it GPT-2's
+          tokenizer, and a machine: --estimate says how long this one would take
+
+WHAT COMES OUT
+
+  table.md        perplexities, accuracies, the command and the configuration
+  curves.svg      validation perplexity while training
+  results.json    every number: by row and seed
+  report.html     loss, perplexity and gates over training
+  tokenizer.json  if it was learnt here
+  ROW-sSEED/      a run, as `falcon train` leaves it; `falcon eval` and `falcon generate` take it
+
+EXAMPLES
+
+  falcon reproduce lm --train books.txt.xz --valid other.txt
+  falcon reproduce lm --scale small --train books/ --valid held-out.txt --text wiki.txt --data eval/
+  falcon reproduce lm --scale paper --tokenizer gpt2/ --train web/ --valid held-out.txt --estimate
+  falcon reproduce lm --from results/lm/small --into README.md
+
+  What a line of eval/NAME.jsonl is, `falcon eval --help` says. Stopped by Ctrl-C or a kill, the
+  same command goes on.";

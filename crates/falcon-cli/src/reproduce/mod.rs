@@ -1,22 +1,25 @@
 //! `falcon reproduce`: the paper's experiments from nothing.
 
+mod addition;
 mod args;
+mod language;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use clap::ValueEnum;
 use falcon_lm::config::{Layer, RunConfig, RunConfigError};
+use falcon_lm::data::{CacheError, SourceError, TokenizerError};
+use falcon_lm::evaluate::BenchmarkError;
 use falcon_lm::report::{ReportError, RunRecord, page};
-use falcon_lm::reproduce::addition::{Row, RowError, RowResult, SCALES, Scale, config, run_row};
-use falcon_lm::reproduce::{AdditionRecord, RecordError};
-use falcon_lm::tasks::TaskConfig;
+use falcon_lm::reproduce::{RESULTS_FILE, RecordError, Results, Row, RowError, Scale};
 use falcon_lm::train::Outcome;
 use falcon_nn::write_file;
 use thiserror::Error;
 
-pub use args::{Ablation, AdditionArgs, ReproduceArgs, ReproduceCommand, ScaleArg};
+pub use args::{Ablation, AdditionArgs, LanguageArgs, ReproduceArgs, ReproduceCommand, RowsArgs, ScaleArg};
 
-use crate::train::{SAVING, Show, asked_to_stop, use_threads};
+use crate::train::{SAVING, Show, asked_to_stop};
 
 /// Why an experiment has no result.
 #[derive(Debug, Error)]
@@ -40,6 +43,18 @@ pub enum ReproduceError {
     /// Runs cannot be read for the page.
     #[error(transparent)]
     Report(#[from] ReportError),
+    /// A text cannot be read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The same, when it is to be made into tokens.
+    #[error(transparent)]
+    Text(#[from] CacheError),
+    /// No tokenizer can be learnt from it.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// A benchmark cannot be asked.
+    #[error(transparent)]
+    Benchmark(#[from] BenchmarkError),
     /// A page cannot have the table.
     #[error("{}: {error}", path.display())]
     Page {
@@ -61,23 +76,46 @@ pub enum ReproduceError {
     Output(#[from] io::Error),
 }
 
-/// Runs an experiment, and prints its table.
+/// Runs an experiment, and prints its tables.
 pub fn run(args: &ReproduceArgs) -> Result<Outcome, ReproduceError> {
-    let ReproduceCommand::Addition(args) = &args.command;
-    if let Some(folder) = &args.from {
-        let record = AdditionRecord::read(folder)?;
-        record.write(folder)?;
-        if let Some(path) = &args.into {
-            let io = |error| ReproduceError::Io { path: path.clone(), error };
-            let page = record
-                .put_into(&std::fs::read_to_string(path).map_err(io)?)
-                .map_err(|error| ReproduceError::Page { path: path.clone(), error: Box::new(error) })?;
-            write_file(path, page.as_bytes()).map_err(io)?;
-        }
-        print(args, &record)?;
-        return Ok(Outcome::Finished);
+    match &args.command {
+        ReproduceCommand::Addition(args) => addition::run(args),
+        ReproduceCommand::Lm(args) => language::run(args),
     }
-    addition(args)
+}
+
+/// Makes tables and pictures again from what is recorded, and puts the tables into a page.
+fn again<R: Results>(args: &RowsArgs) -> Result<Outcome, ReproduceError> {
+    let folder = args.from.as_deref().expect("asked for by --from");
+    let record = R::read(folder)?;
+    record.write(folder)?;
+    if let Some(path) = &args.into {
+        let io = |error| ReproduceError::Io { path: path.clone(), error };
+        let page = record
+            .put_into(&std::fs::read_to_string(path).map_err(io)?)
+            .map_err(|error| ReproduceError::Page { path: path.clone(), error: Box::new(error) })?;
+        write_file(path, page.as_bytes()).map_err(io)?;
+    }
+    print(args, &record)?;
+    Ok(Outcome::Finished)
+}
+
+/// Where runs and results go.
+fn output(args: &RowsArgs, name: &str) -> PathBuf {
+    args.output.clone().unwrap_or_else(|| Path::new("runs").join(name))
+}
+
+/// The models asked for, or the scale's, each once.
+fn rows<'a>(args: &'a RowsArgs, scale: &Scale) -> Vec<&'a str> {
+    let mut models: Vec<&str> = Vec::new();
+    let given = args.models.iter().map(String::as_str);
+    let of_scale = scale.models.iter().copied().filter(|_| args.models.is_empty());
+    for model in given.chain(of_scale) {
+        if !models.contains(&model) {
+            models.push(model);
+        }
+    }
+    models
 }
 
 /// A run to be.
@@ -88,75 +126,20 @@ struct Planned {
     folder: PathBuf,
 }
 
-fn addition(args: &AdditionArgs) -> Result<Outcome, ReproduceError> {
-    use_threads(args.threads);
-    let scale = &SCALES[args.scale as usize];
-    let ablation = args.ablation.map_or("", |Ablation::Timing| "-timing");
-    let default = || Path::new("runs").join(format!("addition-{}{ablation}", scale.name));
-    let output = args.output.clone().unwrap_or_else(default);
-    // All of them first: a wrong one should not be found after an hour.
-    let plan = plan(args, scale, &output)?;
-    let mut done: Vec<RowResult> = Vec::new();
-    for (index, Planned { row, seed, config, folder }) in plan.iter().enumerate() {
-        let mut show = Show::new(config, asked_to_stop(SAVING)).about(format!(
-            "{}/{} {} seed {seed}",
-            index + 1,
-            plan.len(),
-            row.name
-        ));
-        let result = run_row(row, config, scale.samples, folder, &mut show);
-        show.clear();
-        let result = result.map_err(|error| ReproduceError::Row {
-            name: row.name.clone(),
-            seed: *seed,
-            error: Box::new(error),
-        })?;
-        let Some(result) = result else {
-            writeln!(io::stderr(), "interrupted and saved: the same command goes on")?;
-            return Ok(Outcome::Interrupted);
-        };
-        done.push(result);
-    }
-    let record = record(args, scale, &plan, done);
-    record.write(&output)?;
-    let runs = plan.iter().map(|planned| RunRecord::read(&planned.folder)).collect::<Result<Vec<_>, _>>()?;
-    let path = output.join("report.html");
-    write_file(&path, page(&runs).as_bytes()).map_err(|error| ReproduceError::Io { path, error })?;
-    print(args, &record)?;
-    if !args.json {
-        writeln!(
-            io::stdout(),
-            "\n{}: table.md, curves.svg, digits.svg, report.html, results.json",
-            output.display()
-        )?;
-    }
-    Ok(Outcome::Finished)
-}
-
-fn plan(args: &AdditionArgs, scale: &Scale, output: &Path) -> Result<Vec<Planned>, ReproduceError> {
-    let given = args.models.iter().map(String::as_str).collect::<Vec<_>>();
-    let mut models = if given.is_empty() { scale.models.to_vec() } else { given };
-    let mut seen = Vec::new();
-    models.retain(|model| {
-        !seen.contains(model) && {
-            seen.push(*model);
-            true
-        }
-    });
-    if args.ablation == Some(Ablation::Timing) {
-        // Attention has no memory to be written earlier or later.
-        models.retain(|model| !model.starts_with("transformer"));
-    }
+/// All runs, every seed of every row. A wrong one should not be found after an hour.
+fn plan(
+    rows: Vec<Row>,
+    args: &RowsArgs,
+    scale: &Scale,
+    output: &Path,
+    config: impl Fn(&Row, u64, &[Layer]) -> Result<RunConfig, RunConfigError>,
+) -> Result<Vec<Planned>, ReproduceError> {
     let mut more: Vec<Layer> = args.set.iter().map(|set| Layer::set(set)).collect::<Result<_, _>>()?;
     more.extend(args.steps.map(|steps| Layer::of("train", "steps", steps)));
-    let rows = models.iter().flat_map(|model| match args.ablation {
-        None => vec![Row::of(model)],
-        Some(Ablation::Timing) => timings(model),
-    });
     let mut plan = Vec::new();
     for row in rows {
         for seed in 0..args.seeds.unwrap_or(scale.seeds) {
-            let config = config(scale, &row, seed, &more)?;
+            let config = config(&row, seed, &more)?;
             let folder = output.join(format!("{}-s{seed}", row.name.replace([' ', '/'], "-")));
             plan.push(Planned { row: row.clone(), seed, config, folder });
         }
@@ -164,33 +147,52 @@ fn plan(args: &AdditionArgs, scale: &Scale, output: &Path) -> Result<Vec<Planned
     Ok(plan)
 }
 
-/// Which key meets a value, and when a token reads: all four.
-fn timings(model: &str) -> Vec<Row> {
-    let cases = [("next", "after"), ("same", "after"), ("next", "before"), ("same", "before")];
-    let row = |(align, read)| Row::of(&format!("{model}+model.align={align}+model.read={read}"));
-    cases.into_iter().map(row).collect()
-}
-
-fn record(args: &AdditionArgs, scale: &Scale, plan: &[Planned], rows: Vec<RowResult>) -> AdditionRecord {
-    let config = &plan[0].config;
-    let TaskConfig::Addition(task) = &config.task else { unreachable!("the task is addition") };
-    AdditionRecord {
-        scale: scale.name.into(),
-        command: command(args),
-        version: env!("CARGO_PKG_VERSION").into(),
-        machine: machine(),
-        max_width: task.max_width,
-        samples: scale.samples,
-        config: config.to_toml(),
-        rows,
+/// What becomes of all runs, one after the other. None if it was interrupted.
+fn run_all<T>(
+    plan: &[Planned],
+    run: impl Fn(&Planned, &mut Show) -> Result<Option<T>, RowError>,
+) -> Result<Option<Vec<T>>, ReproduceError> {
+    let mut done = Vec::new();
+    for (index, planned) in plan.iter().enumerate() {
+        let Planned { row: Row { name, .. }, seed, config, .. } = planned;
+        let about = format!("{}/{} {name} seed {seed}", index + 1, plan.len());
+        let mut show = Show::new(config, asked_to_stop(SAVING)).about(about);
+        let result = run(planned, &mut show);
+        show.clear();
+        let row = |error| ReproduceError::Row { name: name.clone(), seed: *seed, error: Box::new(error) };
+        let Some(result) = result.map_err(row)? else {
+            writeln!(io::stderr(), "interrupted and saved: the same command goes on")?;
+            return Ok(None);
+        };
+        done.push(result);
     }
+    Ok(Some(done))
 }
 
-/// What was asked for, but for where it goes.
-fn command(args: &AdditionArgs) -> String {
-    let mut words = vec!["falcon reproduce addition".to_string()];
-    if args.scale != ScaleArg::Quick {
-        words.push(format!("--scale {}", SCALES[args.scale as usize].name));
+/// Writes results and the page of all runs, and prints the tables.
+fn finish<R: Results>(
+    args: &RowsArgs,
+    record: &R,
+    plan: &[Planned],
+    output: &Path,
+) -> Result<Outcome, ReproduceError> {
+    record.write(output)?;
+    let runs = plan.iter().map(|planned| RunRecord::read(&planned.folder)).collect::<Result<Vec<_>, _>>()?;
+    let path = output.join("report.html");
+    write_file(&path, page(&runs).as_bytes()).map_err(|error| ReproduceError::Io { path, error })?;
+    print(args, record)?;
+    if !args.json {
+        let made = record.files().into_iter().map(|(name, _)| name).chain(["report.html", RESULTS_FILE]);
+        writeln!(io::stdout(), "\n{}: {}", output.display(), made.collect::<Vec<_>>().join(", "))?;
+    }
+    Ok(Outcome::Finished)
+}
+
+/// What was asked for, but for where it goes; `more` is the experiment's own.
+fn command(experiment: &str, args: &RowsArgs, more: Vec<String>) -> String {
+    let mut words = vec![format!("falcon reproduce {experiment}")];
+    if let Some(scale) = args.scale.to_possible_value().filter(|_| args.scale != ScaleArg::Quick) {
+        words.push(format!("--scale {}", scale.get_name()));
     }
     if !args.models.is_empty() {
         words.push(format!("--models {}", quoted(&args.models.join(","))));
@@ -198,7 +200,7 @@ fn command(args: &AdditionArgs) -> String {
     words.extend(args.seeds.map(|seeds| format!("--seeds {seeds}")));
     words.extend(args.steps.map(|steps| format!("--steps {steps}")));
     words.extend(args.set.iter().map(|set| format!("--set {}", quoted(set))));
-    words.extend(args.ablation.map(|Ablation::Timing| "--ablation timing".to_string()));
+    words.extend(more);
     words.join(" ")
 }
 
@@ -217,7 +219,7 @@ fn machine() -> String {
     format!("{}, {cores} cores", name.unwrap_or(std::env::consts::ARCH))
 }
 
-fn print(args: &AdditionArgs, record: &AdditionRecord) -> Result<(), ReproduceError> {
+fn print<R: Results>(args: &RowsArgs, record: &R) -> Result<(), ReproduceError> {
     let mut out = io::stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::to_string(record).map_err(io::Error::from)?)?;

@@ -7,8 +7,10 @@ use std::time::Instant;
 use falcon_lm::config::RunConfig;
 use falcon_lm::memory;
 use falcon_lm::train::{EvalRecord, Outcome, Record, TrainRecord, Trainer, Watch};
-use indicatif::{HumanBytes, HumanCount, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanBytes, HumanCount, HumanDuration, ProgressBar};
 use serde_json::json;
+
+use crate::progress::bar;
 
 /// Looks on.
 pub(crate) struct Show {
@@ -26,10 +28,7 @@ pub(crate) struct Show {
 
 impl Show {
     pub fn new(config: &RunConfig, stop: &'static AtomicBool) -> Self {
-        let bar = ProgressBar::with_draw_target(Some(config.train.schedule.steps), ProgressDrawTarget::stderr());
-        if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len}  {msg}  {eta} left") {
-            bar.set_style(style);
-        }
+        let bar = bar(Some(config.train.schedule.steps));
         Self {
             about: String::new(),
             bar,

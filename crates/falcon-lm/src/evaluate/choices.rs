@@ -195,6 +195,9 @@ pub struct BenchmarkResult {
     /// What tells these questions, examples and tokens from others.
     #[serde(default)]
     pub fingerprint: String,
+    /// Right answers of guessing; of last words 0.
+    #[serde(default)]
+    pub chance: f64,
     /// Right answers by the likelihood of the whole choice; of last words, those that are the likeliest.
     pub acc: Estimate,
     /// The same by the likelihood divided by characters.
@@ -277,6 +280,10 @@ impl Benchmark {
             shots,
             items: items.len(),
             fingerprint: String::new(),
+            chance: match self.form {
+                Form::LastWord => 0.0,
+                _ => items.iter().map(|item| 1.0 / item.ways.len() as f64).sum::<f64>() / items.len() as f64,
+            },
             acc: Estimate::of(&right),
             acc_norm: normalised.then(|| Estimate::of(&right_norm)),
             perplexity,

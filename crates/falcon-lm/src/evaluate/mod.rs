@@ -2,6 +2,7 @@
 
 mod choices;
 mod likelihood;
+mod measure;
 mod perplexity;
 
 use std::ops::AddAssign;
@@ -11,6 +12,7 @@ use falcon_nn::{Model, Prediction, predictions};
 
 pub use self::choices::{BENCHMARKS, Benchmark, BenchmarkError, BenchmarkResult, Estimate, Item, fingerprint};
 pub use self::likelihood::{Likelihood, Request, likelihoods};
+pub use self::measure::{Exam, ModelResult, Progress, TextResult};
 pub use self::perplexity::{Reading, TextScore, text_score};
 use crate::tasks::{Batch, Split};
 use crate::train::Scores;

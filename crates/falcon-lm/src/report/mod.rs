@@ -22,7 +22,7 @@ use std::fmt::Write;
 pub use run::{ReportError, RunRecord};
 
 pub(crate) use html::{escape, thousands};
-pub(crate) use scale::{Format, Scale};
+pub(crate) use scale::{Fit, Format, Scale};
 
 /// Colours in `style.css`; runs beyond them take the colours again, with dashes.
 const COLOURS: usize = 8;

@@ -1,7 +1,10 @@
 //! The paper's experiments, at sizes that one small machine can hold.
 
 pub mod addition;
+pub mod language;
 mod picture;
-mod record;
+mod results;
+mod rows;
 
-pub use record::{AdditionRecord, RecordError};
+pub use results::{RESULTS_FILE, RecordError, Results};
+pub use rows::{Row, RowError, Scale};

@@ -2,13 +2,25 @@
 
 use std::fmt::Write;
 
-use crate::report::{Format, Scale, escape};
+use crate::report::{Scale, escape};
 
 /// A line with a name.
 pub(super) struct Curve {
     pub name: String,
-    /// Fractions of 1, by `x`.
     pub points: Vec<(f64, f64)>,
+}
+
+/// What stands around curves.
+pub(super) struct Axes {
+    pub title: &'static str,
+    /// What `x` is.
+    pub name: &'static str,
+    pub x: Scale,
+    pub x_ticks: Vec<(f64, String)>,
+    pub y: Scale,
+    pub y_ticks: Vec<(f64, String)>,
+    /// A line upwards, and what is behind it.
+    pub border: Option<(f64, &'static str)>,
 }
 
 const WIDTH: f64 = 860.0;
@@ -20,49 +32,37 @@ const COLOURS: [&str; 8] =
     ["#0072b2", "#d55e00", "#009e73", "#b0609a", "#a07c00", "#56a0d0", "#6b4fa0", "#505050"];
 const DASHES: [&str; 3] = ["none", "7 3", "2 3"];
 
-/// Curves over numbers, from 0 to 100 percent; behind `border` begins what was never learnt.
-pub(super) fn curves_over_widths(title: &str, axis: &str, border: f64, curves: &[Curve]) -> String {
+/// Curves with their names beside them.
+pub(super) fn curves(axes: &Axes, curves: &[Curve]) -> String {
     let [left, top, right, bottom] = ROOM;
-    let xs = || curves.iter().flat_map(|curve| curve.points.iter().map(|(x, _)| *x));
-    let (low, high) = (xs().fold(f64::INFINITY, f64::min), xs().fold(f64::NEG_INFINITY, f64::max));
-    let (x_scale, y_scale) = (Scale::linear(low - 0.5, high + 0.5), Scale::linear(0.0, 1.0));
-    let x = |value: f64| left + x_scale.place(value) * (WIDTH - left - right);
-    let y = |value: f64| HEIGHT - bottom - y_scale.place(value) * (HEIGHT - top - bottom);
+    let x = |value: f64| left + axes.x.place(value) * (WIDTH - left - right);
+    let y = |value: f64| HEIGHT - bottom - axes.y.place(value) * (HEIGHT - top - bottom);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"system-ui, sans-serif\" font-size=\"13\" fill=\"#333\">\n\
          <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#fff\"/>\n<text x=\"{left}\" y=\"24\" font-size=\"15\">{}</text>\n",
-        escape(title)
+        escape(axes.title)
     );
-    for (tick, label) in y_scale.labelled_ticks(Format::Percent) {
-        let (at, end) = (y(tick), WIDTH - right);
+    for (tick, label) in &axes.y_ticks {
+        let (at, end) = (y(*tick), WIDTH - right);
         _ = writeln!(out, "<path d=\"M{left} {at:.1}H{end}\" stroke=\"#ddd\"/>");
         _ = writeln!(out, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>", left - 8.0, at + 4.5);
     }
-    let stride = ((high - low) / 16.0).ceil().max(1.0);
-    let mut tick = low;
-    while tick <= high {
-        _ = writeln!(
-            out,
-            "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{tick}</text>",
-            x(tick),
-            HEIGHT - bottom + 20.0
-        );
-        tick += stride;
+    for (tick, label) in &axes.x_ticks {
+        let (at, under) = (x(*tick), HEIGHT - bottom + 20.0);
+        _ = writeln!(out, "<text x=\"{at:.1}\" y=\"{under}\" text-anchor=\"middle\">{label}</text>");
     }
     let middle = (left + WIDTH - right) / 2.0;
     _ = writeln!(
         out,
         "<text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
         HEIGHT - 10.0,
-        escape(axis)
+        escape(axes.name)
     );
-    let edge = x(border + 0.5);
-    _ = writeln!(
-        out,
-        "<path d=\"M{edge:.1} {top}V{}\" stroke=\"#999\" stroke-dasharray=\"4 4\"/>",
-        HEIGHT - bottom
-    );
-    _ = writeln!(out, "<text x=\"{:.1}\" y=\"{}\" fill=\"#777\">never trained →</text>", edge + 6.0, top + 4.0);
+    if let Some((border, behind)) = axes.border {
+        let (edge, low) = (x(border), HEIGHT - bottom);
+        _ = writeln!(out, "<path d=\"M{edge:.1} {top}V{low}\" stroke=\"#999\" stroke-dasharray=\"4 4\"/>");
+        _ = writeln!(out, "<text x=\"{:.1}\" y=\"{}\" fill=\"#777\">{behind}</text>", edge + 6.0, top + 4.0);
+    }
     for (index, curve) in curves.iter().enumerate() {
         let (colour, dash) = (COLOURS[index % COLOURS.len()], DASHES[index / COLOURS.len() % DASHES.len()]);
         let line = format!("fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" stroke-dasharray=\"{dash}\"");

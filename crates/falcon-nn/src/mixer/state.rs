@@ -276,13 +276,7 @@ impl MixerState {
         let conv: usize = self.conv.iter().flatten().map(|past| past.dims().iter().product::<usize>()).sum();
         let memory = match &self.memory {
             Memory::Rule(memory) => memory.as_ref().map_or(0, RuleState::numbers),
-            Memory::Cache(cache) => {
-                let sizes = cache
-                    .parts()
-                    .iter()
-                    .map(|(k, v)| k.dims().iter().product::<usize>() + v.dims().iter().product::<usize>());
-                sizes.sum()
-            }
+            Memory::Cache(cache) => cache.numbers(),
         };
         (conv + memory) * size_of::<f32>()
     }

@@ -4,59 +4,21 @@
 //! then measured on test samples of every width, in training's range and beyond: teacher-forced, as the paper does, and by letting the model
 //! read its own digits, which the paper does not.
 
-use std::path::{Path, PathBuf};
+mod record;
+
+use std::path::Path;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use falcon_nn::{IGNORED, Model, Prediction, Sequences, predictions, write_file};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
+pub use self::record::AdditionRecord;
+use super::rows::{self, Row, RowError, Scale};
 use crate::config::{Layer, RunConfig, RunConfigError};
 use crate::evaluate::{Tally, logits};
 use crate::tasks::addition::{Part, held_out};
 use crate::tasks::{Batch, TaskConfig, TaskError};
-use crate::train::{
-    Checkpoint, CheckpointError, METRICS_FILE, MetricsError, Outcome, Record, TrainError, Trainer, Watch,
-    read_metrics,
-};
-
-/// A row of the table.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Row {
-    /// What it is called.
-    pub name: String,
-    /// The preset it is made from.
-    pub preset: String,
-    /// What differs from the preset, as `--set` has it.
-    pub set: Vec<String>,
-}
-
-impl Row {
-    /// A preset as it is, or with something changed: `falcon-1a.3+model.align=same`.
-    pub fn of(spec: &str) -> Self {
-        let mut parts = spec.split('+');
-        let preset = parts.next().unwrap_or_default();
-        let set: Vec<String> = parts.map(String::from).collect();
-        let short = set.iter().map(|set| set.strip_prefix("model.").unwrap_or(set));
-        let name = std::iter::once(preset).chain(short).collect::<Vec<_>>().join(" ");
-        Self { name, preset: preset.into(), set }
-    }
-}
-
-/// How large an experiment is.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Scale {
-    /// Its name.
-    pub name: &'static str,
-    /// The rows it has.
-    pub models: &'static [&'static str],
-    /// Seeds of each row.
-    pub seeds: u64,
-    /// The configuration of all rows.
-    pub set: &'static [&'static str],
-    /// Test samples of each width.
-    pub samples: usize,
-}
+use crate::train::{Checkpoint, Watch};
 
 /// The paper's rows, and those beside them.
 pub const ROWS: [&str; 13] = [
@@ -170,54 +132,12 @@ pub struct RowResult {
     pub widths: Vec<WidthResult>,
 }
 
-/// Why a row has no result.
-#[derive(Debug, Error)]
-pub enum RowError {
-    /// The configuration does not do.
-    #[error(transparent)]
-    Config(#[from] RunConfigError),
-    /// Training did not come to its end.
-    #[error(transparent)]
-    Train(#[from] TrainError),
-    /// The trained model cannot be read.
-    #[error("the best checkpoint cannot be measured: {0}; remove the row's folder to train it again")]
-    Checkpoint(#[from] Box<CheckpointError>),
-    /// The records cannot be.
-    #[error(transparent)]
-    Metrics(#[from] MetricsError),
-    /// The result cannot be kept.
-    #[error("{path}: {error}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: std::io::Error,
-    },
-}
-
 /// Name of the result in a run's folder.
 const RESULT_FILE: &str = "result.json";
 
 /// Configuration of a row: that of the scale, what the row changes, then what is asked for.
 pub fn config(scale: &Scale, row: &Row, seed: u64, more: &[Layer]) -> Result<RunConfig, RunConfigError> {
-    let mut layers =
-        vec![Layer::of("task", "name", "addition"), Layer::of("model", "preset", row.preset.as_str())];
-    let mut more_layers = more.to_vec();
-    for (section, key) in [("model", "preset"), ("task", "name"), ("train", "seed")] {
-        if let Some(layer) = more.iter().find(|layer| layer.has(section, key)) {
-            return Err(layer.refused(
-                section,
-                key,
-                "what the rows and seeds of the table are; use --models and --seeds",
-            ));
-        }
-    }
-    for set in scale.set.iter().copied().chain(row.set.iter().map(String::as_str)) {
-        layers.push(Layer::set(set)?);
-    }
-    layers.append(&mut more_layers);
-    layers.push(Layer::of("train", "seed", seed));
-    let config = RunConfig::resolve(&layers)?;
+    let config = rows::config(&[Layer::of("task", "name", "addition")], scale, row, seed, more)?;
     match &config.task {
         TaskConfig::Addition(task) if task.beyond == task.max_width => {
             Err(RunConfigError::Task(TaskError::Number {
@@ -238,46 +158,27 @@ pub fn run_row(
     folder: &Path,
     watch: &mut dyn Watch,
 ) -> Result<Option<RowResult>, RowError> {
-    let mut trainer = Trainer::open(config, folder, watch)?;
+    let Some(run) = rows::train(config, folder, watch)? else { return Ok(None) };
     let path = folder.join(RESULT_FILE);
     if let Some(known) = std::fs::read(&path).ok().and_then(|json| serde_json::from_slice(&json).ok()) {
         return Ok(Some(known));
     }
-    if trainer.run(watch)? == Outcome::Interrupted {
-        return Ok(None);
-    }
-    let best = trainer.best().expect("a finished run was measured");
-    let checkpoint = trainer.folder().checkpoint(best.step);
-    let model = Checkpoint::load(&checkpoint, config.train.optimizer, &Device::flex()).map_err(Box::new)?.model;
+    let model =
+        Checkpoint::load(&run.checkpoint, config.train.optimizer, &Device::flex()).map_err(Box::new)?.model;
     let TaskConfig::Addition(task) = &config.task else { unreachable!("the task is set to addition") };
-    let records = read_metrics(&folder.join(METRICS_FILE))?;
-    let threads = |record: &Record| match record {
-        Record::Start(start) => Some(start.threads),
-        _ => None,
-    };
     let result = RowResult {
         name: row.name.clone(),
         seed: config.train.seed,
         parameters: config.model.parameter_count(),
-        best_step: best.step,
-        validation: best.score,
-        seconds: seconds(&records),
-        threads: records.iter().filter_map(threads).next_back().unwrap_or(1),
+        best_step: run.best.step,
+        validation: run.best.score,
+        seconds: run.seconds,
+        threads: run.threads,
         widths: (1..=task.beyond).map(|width| measure(&model, width, samples)).collect(),
     };
     let json = serde_json::to_vec_pretty(&result).expect("a result is plain data");
     write_file(&path, &json).map_err(|error| RowError::Io { path, error })?;
     Ok(Some(result))
-}
-
-/// Time in training and validation, over all the times the run was taken up.
-fn seconds(records: &[Record]) -> f64 {
-    let seconds = |record: &Record| match record {
-        Record::Train(record) => record.seconds,
-        Record::Eval(record) => record.seconds,
-        _ => 0.0,
-    };
-    records.iter().map(seconds).sum()
 }
 
 /// Test samples of one width.

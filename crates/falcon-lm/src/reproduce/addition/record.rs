@@ -1,20 +1,16 @@
-//! What an experiment leaves behind: a file with everything, a table and a picture made from it.
+//! What the experiment leaves behind.
 
 use std::fmt::Write;
-use std::fs;
-use std::path::{Path, PathBuf};
 
-use falcon_nn::write_file;
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
-use super::addition::{PAPER, RowResult, WidthResult};
-use super::picture::{Curve, Triangle, curves_over_widths, digits_of_widths};
-use crate::report::thousands;
+use super::{PAPER, RowResult, WidthResult};
+use crate::report::{Format, Scale, thousands};
+use crate::reproduce::picture::{Axes, Curve, Triangle, curves, digits_of_widths};
+use crate::reproduce::results::{Results, Spread, cost, names};
 use crate::tasks::addition::one_digit_tests;
 
 /// Names of the files.
-const RECORD_FILE: &str = "results.json";
 const TABLE_FILE: &str = "table.md";
 const CURVES_FILE: &str = "curves.svg";
 const DIGITS_FILE: &str = "digits.svg";
@@ -40,102 +36,17 @@ pub struct AdditionRecord {
     pub rows: Vec<RowResult>,
 }
 
-/// Why a record cannot be kept or read.
-#[derive(Debug, Error)]
-pub enum RecordError {
-    /// The system refused.
-    #[error("{path}: {error}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: std::io::Error,
-    },
-    /// It is none.
-    #[error("{path}: not a record of this experiment: {error}")]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        error: serde_json::Error,
-    },
-    /// A page that has no place for the table.
-    #[error("no place for the table: it goes between a line {begin:?} and one {end:?}")]
-    NoPlace {
-        /// The line before.
-        begin: String,
-        /// The line after.
-        end: &'static str,
-    },
-}
-
-/// A mean and how far its parts are from it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Spread {
-    mean: f64,
-    /// Standard deviation over seeds; none of a single one.
-    deviation: Option<f64>,
-}
-
-impl Spread {
-    fn of(values: &[f64]) -> Self {
-        let n = values.len() as f64;
-        let mean = values.iter().sum::<f64>() / n;
-        let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-        Self { mean, deviation: (values.len() > 1).then(|| (squares / (n - 1.0)).sqrt()) }
+impl Results for AdditionRecord {
+    fn marker(&self) -> String {
+        format!("<!-- addition {} -->", self.scale)
     }
 
-    fn percent(&self) -> String {
-        match self.deviation {
-            Some(deviation) => format!("{:.1} ± {:.1}", 100.0 * self.mean, 100.0 * deviation),
-            None => format!("{:.1}", 100.0 * self.mean),
-        }
-    }
-}
-
-impl AdditionRecord {
-    /// Reads what [`AdditionRecord::write`] wrote.
-    pub fn read(folder: &Path) -> Result<Self, RecordError> {
-        let path = folder.join(RECORD_FILE);
-        let json = fs::read(&path).map_err(|error| RecordError::Io { path: path.clone(), error })?;
-        serde_json::from_slice(&json).map_err(|error| RecordError::Json { path, error })
-    }
-
-    /// Writes the record, and the table and the pictures made from it.
-    pub fn write(&self, folder: &Path) -> Result<(), RecordError> {
-        fs::create_dir_all(folder).map_err(|error| RecordError::Io { path: folder.into(), error })?;
-        let mut json = serde_json::to_vec_pretty(self).expect("a record is plain data");
-        json.push(b'\n');
+    fn files(&self) -> Vec<(&'static str, String)> {
         let page = format!("{}\n{}", self.table(), self.notes());
-        for (name, bytes) in [
-            (RECORD_FILE, json),
-            (TABLE_FILE, page.into()),
-            (CURVES_FILE, self.curves().into()),
-            (DIGITS_FILE, self.digits().into()),
-        ] {
-            let path = folder.join(name);
-            write_file(&path, &bytes).map_err(|error| RecordError::Io { path, error })?;
-        }
-        Ok(())
+        vec![(TABLE_FILE, page), (CURVES_FILE, self.curves()), (DIGITS_FILE, self.digits())]
     }
 
-    /// Names of the rows, in the order they were run.
-    fn names(&self) -> Vec<&str> {
-        let mut names: Vec<&str> = Vec::new();
-        for row in &self.rows {
-            if !names.contains(&row.name.as_str()) {
-                names.push(&row.name);
-            }
-        }
-        names
-    }
-
-    fn of(&self, name: &str) -> Vec<&RowResult> {
-        self.rows.iter().filter(|row| row.name == name).collect()
-    }
-
-    /// The table, in Markdown.
-    pub fn table(&self) -> String {
+    fn table(&self) -> String {
         let widest = self.rows.iter().filter_map(|row| row.widths.last()).map(|w| w.width).max().unwrap_or(0);
         let (first, w) = (self.max_width + 1, self.max_width);
         let seeds = self.names().first().map_or(0, |name| self.of(name).len());
@@ -179,17 +90,20 @@ impl AdditionRecord {
             "\nTeacher-forced accuracy of target digits in percent, as in the paper; *exact* is whole sums, *own digits* lets the model read what it said.{spread}\n"
         )
     }
+}
+
+impl AdditionRecord {
+    fn names(&self) -> Vec<&str> {
+        names(self.rows.iter().map(|row| row.name.as_str()))
+    }
+
+    fn of(&self, name: &str) -> Vec<&RowResult> {
+        self.rows.iter().filter(|row| row.name == name).collect()
+    }
 
     fn notes(&self) -> String {
-        let seconds: f64 = self.rows.iter().map(|row| row.seconds).sum();
-        let threads = |least: fn(usize, usize) -> usize| self.rows.iter().map(|row| row.threads).reduce(least);
-        let threads = match (threads(usize::min).unwrap_or(0), threads(usize::max).unwrap_or(0)) {
-            (1, 1) => "one thread a run".to_string(),
-            (least, most) if least == most => format!("{most} threads a run"),
-            (least, most) => format!("{least} to {most} threads a run"),
-        };
         format!(
-            "Scale `{}`: {} test samples of each width, {threads}, {:.0} minutes of all runs together. {}. Falcon {}. \
+            "Scale `{}`: {} test samples of each width, {}. {}. Falcon {}. \
              [Accuracy by width](curves.svg), [by digit](digits.svg).\n\n\
              ```console\n$ {}\n```\n\n\
              A prompt belongs to training, validation or test by its hash, so none is in two of them; the sum with operands exchanged \
@@ -197,22 +111,13 @@ impl AdditionRecord {
              The first row's configuration; the others differ in the model and the seed alone:\n\n```toml\n{}```\n",
             self.scale,
             self.samples,
-            seconds / 60.0,
+            cost(self.rows.iter().map(|row| (row.seconds, row.threads))),
             self.machine,
             self.version,
             self.command,
             one_digit_tests(),
             self.config,
         )
-    }
-
-    /// A Markdown page with the table in its place: between `<!-- addition SCALE -->` and `<!-- end -->`.
-    pub fn put_into(&self, page: &str) -> Result<String, RecordError> {
-        let begin = format!("<!-- addition {} -->\n", self.scale);
-        let end = "<!-- end -->";
-        let place = page.split_once(&begin).and_then(|(before, rest)| Some((before, rest.split_once(end)?.1)));
-        let (before, after) = place.ok_or_else(|| RecordError::NoPlace { begin: begin.trim().into(), end })?;
-        Ok(format!("{before}{begin}{}{end}{after}", self.table()))
     }
 
     /// Accuracy by width, the mean over seeds, as an SVG picture.
@@ -226,13 +131,20 @@ impl AdditionRecord {
             });
             Curve { name: name.to_string(), points: points.collect() }
         };
-        let curves: Vec<Curve> = self.names().into_iter().map(curve).collect();
-        curves_over_widths(
-            "Accuracy of target digits, teacher-forced",
-            "digits of an operand",
-            self.max_width as f64,
-            &curves,
-        )
+        let curves_of: Vec<Curve> = self.names().into_iter().map(curve).collect();
+        let widest = curves_of.iter().filter_map(|curve| curve.points.last()).map(|(x, _)| *x as usize).max();
+        let widest = widest.unwrap_or(1);
+        let y = Scale::linear(0.0, 1.0);
+        let axes = Axes {
+            title: "Accuracy of target digits, teacher-forced",
+            name: "digits of an operand",
+            x: Scale::linear(0.5, widest as f64 + 0.5),
+            x_ticks: (1..=widest).step_by(widest.div_ceil(17)).map(|w| (w as f64, w.to_string())).collect(),
+            y_ticks: y.labelled_ticks(Format::Percent),
+            y,
+            border: Some((self.max_width as f64 + 0.5, "never trained →")),
+        };
+        curves(&axes, &curves_of)
     }
 
     /// Accuracy of every digit of every width, the mean over seeds, as an SVG picture: where a model fails.
@@ -258,7 +170,10 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+    use crate::reproduce::RESULTS_FILE;
 
     fn record() -> AdditionRecord {
         let row = |name: &str, seed: u64, beyond: f64| RowResult {
@@ -323,7 +238,7 @@ mod tests {
             let svg = fs::read_to_string(folder.path().join(picture)).unwrap();
             assert!(svg.contains("retnet") && svg.contains("deltanet") && !svg.contains("NaN"));
         }
-        fs::write(folder.path().join(RECORD_FILE), "{}").unwrap();
+        fs::write(folder.path().join(RESULTS_FILE), "{}").unwrap();
         assert!(AdditionRecord::read(folder.path()).unwrap_err().to_string().contains("not a record"));
     }
 

@@ -1,0 +1,239 @@
+//! Generation, a token at a time, after contexts of any length: how fast, and in how much memory.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use falcon_lm::memory;
+use falcon_nn::{Model, ModelConfig, ModelState, Sequences};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::Table;
+use super::args::GenerateBenchArgs;
+use super::error::BenchError;
+use super::table::Text;
+use crate::progress::bar;
+
+/// Tokens of GPT-2.
+const VOCABULARY: usize = 50_257;
+/// Tokens read in one call.
+const PIECE: usize = 1024;
+/// Steps that are not counted, so that all is warm.
+const WARM: usize = 2;
+
+/// What one context came to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Answer {
+    context: usize,
+    /// Seconds a token, the median.
+    seconds: f64,
+    /// Bytes of what is kept of the context.
+    state: usize,
+    /// Bytes resident after generation.
+    resident: Option<u64>,
+    /// Bytes that would be needed, where they are not there.
+    too_large: Option<u64>,
+}
+
+/// Times everything asked for, every model in a process of its own; one whose state grows, every context.
+pub(super) fn run(args: &GenerateBenchArgs) -> Result<Table, BenchError> {
+    let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into));
+    let mut contexts = args.contexts.clone();
+    contexts.sort_unstable();
+    contexts.dedup();
+    let mut text = Text::new(&[
+        "model",
+        "parameters",
+        "context",
+        "tokens/s",
+        "ms/token",
+        "state MiB",
+        "resident MiB",
+        "context is",
+    ]);
+    let mut rows = Vec::new();
+    for name in &args.models {
+        let config = ModelConfig::preset(name, &args.size, VOCABULARY)?;
+        let grows = config.mixer.is_softmax();
+        let each = if grows { 1 } else { contexts.len() };
+        for contexts in contexts.chunks(each.max(1)) {
+            for answer in ask(args, name, contexts, threads)? {
+                let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
+                let speed = |value: f64, digits: usize| match answer.too_large {
+                    Some(_) => "–".into(),
+                    None => format!("{value:.digits$}"),
+                };
+                text.row(vec![
+                    name.clone(),
+                    config.parameter_count().to_string(),
+                    answer.context.to_string(),
+                    speed(1.0 / answer.seconds, 2),
+                    speed(1e3 * answer.seconds, 1),
+                    mib(answer.too_large.unwrap_or(answer.state as u64)),
+                    answer.resident.filter(|_| answer.too_large.is_none()).map_or("–".into(), mib),
+                    match (answer.too_large, grows) {
+                        (Some(_), _) => "too large for this memory".into(),
+                        (None, true) => "made up".into(),
+                        (None, false) => "read".into(),
+                    },
+                ]);
+                rows.push(json!({
+                    "table": "generate", "model": name, "size": args.size, "parameters": config.parameter_count(),
+                    "threads": threads, "tokens": args.tokens, "context_read": !grows, "result": answer,
+                }));
+            }
+        }
+    }
+    let title = format!(
+        "Generation: {} with random weights, f32, one sequence, {threads} threads, medians of {} tokens",
+        args.size, args.tokens
+    );
+    Ok(Table { title, text, rows })
+}
+
+/// What this program says when it is run once more for some contexts of one model.
+fn ask(
+    args: &GenerateBenchArgs,
+    name: &str,
+    contexts: &[usize],
+    threads: usize,
+) -> Result<Vec<Answer>, BenchError> {
+    let list = contexts.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    let mut process = Command::new(std::env::current_exe()?)
+        .args(["bench", "generate", "--measure", "--models", name, "--size", &args.size, "--contexts", &list])
+        .args(["--tokens", &args.tokens.to_string(), "--threads", &threads.to_string()])
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let lines = BufReader::new(process.stdout.take().expect("piped")).lines();
+    let mut answers = Vec::new();
+    for line in lines {
+        let line = line?;
+        let answer = serde_json::from_str(&line);
+        answers.push(answer.map_err(|error| BenchError::Child { reason: format!("answered {line:?}: {error}") })?);
+    }
+    process.wait()?;
+    if answers.len() < contexts.len() {
+        return Err(BenchError::Child { reason: format!("of {name} ended early; is there enough memory?") });
+    }
+    Ok(answers)
+}
+
+/// Measures one model in this process, and prints an answer a line.
+pub(super) fn measure(args: &GenerateBenchArgs) -> Result<(), BenchError> {
+    if let Some(threads) = args.threads {
+        // Fails only if there is a pool already, and then the number stays what it is.
+        let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+    }
+    for name in &args.models {
+        let config = ModelConfig::preset(name, &args.size, VOCABULARY)?;
+        let grows = config.mixer.is_softmax();
+        let mut stream: Option<Stream> = None;
+        for &context in &args.contexts {
+            let weights = config.parameter_count() * size_of::<f32>();
+            let needed = (if grows { cache_bytes(&config, context) } else { 0 } + weights) as u64;
+            // Something is needed to compute with, too.
+            let answer = if memory::available().is_some_and(|free| needed + needed / 10 > free) {
+                Answer { context, seconds: 0.0, state: 0, resident: None, too_large: Some(needed) }
+            } else {
+                let stream = match &mut stream {
+                    Some(stream) => stream,
+                    none => none.insert(Stream::new(&config)?),
+                };
+                if grows {
+                    stream.fill(context)
+                } else {
+                    stream.read(name, context)
+                }
+                stream.generate(context, args.tokens)
+            };
+            writeln!(io::stdout(), "{}", serde_json::to_string(&answer).map_err(io::Error::from)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of keys and values.
+fn cache_bytes(config: &ModelConfig, context: usize) -> usize {
+    let mixer = &config.mixer;
+    let token = mixer.num_heads * (mixer.head_dim + mixer.head_v_dim);
+    context * config.num_hidden_layers * token * size_of::<f32>()
+}
+
+/// A model and what it keeps of a context.
+struct Stream {
+    model: Model,
+    state: ModelState,
+    /// Tokens read.
+    position: usize,
+}
+
+impl Stream {
+    fn new(config: &ModelConfig) -> Result<Self, BenchError> {
+        let model = config.init(0, &Device::flex())?;
+        let state = model.state(1);
+        Ok(Self { model, state, position: 0 })
+    }
+
+    fn ids(&self, tokens: Vec<i32>) -> Tensor<1, Int> {
+        let count = tokens.len();
+        Tensor::from_data(TensorData::new(tokens, [count]), &self.model.device())
+    }
+
+    /// Reads tokens made up, until it has read so many.
+    fn read(&mut self, name: &str, context: usize) {
+        let bar = bar(Some(context as u64));
+        bar.set_message(format!("{name} reads"));
+        while self.position < context {
+            let count = PIECE.min(context - self.position);
+            let token = |i: usize| (i.wrapping_mul(2_654_435_761) >> 7) % VOCABULARY;
+            let tokens = (self.position..self.position + count).map(|i| token(i) as i32).collect();
+            let tokens = self.ids(tokens);
+            self.model.hidden(tokens, &Sequences::uniform(1, count), &mut self.state);
+            self.position += count;
+            bar.set_position(self.position as u64);
+        }
+        bar.finish_and_clear();
+    }
+
+    /// A cache of keys and values made up: to read so many tokens would take time quadratic in them, and their numbers make no difference.
+    fn fill(&mut self, context: usize) {
+        let config = self.model.config();
+        let mixer = &config.mixer;
+        let mut arrays = BTreeMap::new();
+        for layer in 0..config.num_hidden_layers {
+            for (name, dim) in [("keys", mixer.head_dim), ("values", mixer.head_v_dim)] {
+                let numbers = mixer.num_heads * context * dim;
+                let data = (0..numbers).map(|i| ((i * 7919 + layer) % 1009) as f32 / 1009.0 - 0.5).collect();
+                let shape = vec![1, mixer.num_heads, context, dim];
+                arrays.insert(format!("layers.{layer}.cache.0.{name}"), (shape, data));
+            }
+        }
+        let halves = vec![(context >> 24) as f32, (context & 0xff_ffff) as f32];
+        arrays.insert("positions".into(), (vec![1, 2], halves));
+        self.state = self.model.restore_state(arrays, Path::new("made up")).expect("arrays of its own shapes");
+        self.position = context;
+    }
+
+    /// Goes on by the likeliest tokens.
+    fn generate(&mut self, context: usize, tokens: usize) -> Answer {
+        let mut next = 0;
+        let mut seconds = Vec::new();
+        for step in 0..WARM + tokens {
+            let begin = Instant::now();
+            let token = self.ids(vec![next]);
+            let logits = self.model.step(token, &mut self.state);
+            next = logits.argmax(1).into_data().iter::<i32>().next().expect("one sequence");
+            if step >= WARM {
+                seconds.push(begin.elapsed().as_secs_f64());
+            }
+        }
+        self.position += WARM + tokens;
+        seconds.sort_by(f64::total_cmp);
+        let (state, resident) = (self.state.bytes(), memory::resident());
+        Answer { context, seconds: seconds[seconds.len() / 2], state, resident, too_large: None }
+    }
+}

@@ -1,0 +1,131 @@
+//! `falcon reproduce lm`.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+
+use falcon_lm::data::{Source, TOKENIZER_FILE, Tokenizer, sample};
+use falcon_lm::evaluate::BENCHMARKS;
+use falcon_lm::reproduce::Row;
+use falcon_lm::reproduce::language::{Corpus, Estimate, LanguageRecord, SCALES, config, estimate, exam, run_row};
+use falcon_lm::train::Outcome;
+use serde_json::json;
+
+use super::{
+    LanguageArgs, Planned, ReproduceError, again, command, finish, machine, output, plan, quoted, rows, run_all,
+};
+use crate::bench::Text;
+use crate::progress::{measuring, with_spinner};
+use crate::train::{SAVING, use_threads};
+
+/// Tokens of a tokenizer that is learnt here, and the text it is learnt from, at most.
+const VOCABULARY: usize = 4096;
+const SAMPLE: usize = 16 << 20;
+
+pub(super) fn run(args: &LanguageArgs) -> Result<Outcome, ReproduceError> {
+    if args.rows.from.is_some() {
+        return again::<LanguageRecord>(&args.rows);
+    }
+    use_threads(args.rows.threads);
+    let scale = &SCALES[args.rows.scale as usize];
+    let output = output(&args.rows, &format!("lm-{}", scale.name));
+    let path = |path: &Option<_>| path.clone().expect("required without --from");
+    let mut corpus = Corpus { train: path(&args.train), valid: path(&args.valid), tokenizer: String::new() };
+    corpus.tokenizer = match &args.tokenizer {
+        Some(name) => name.clone(),
+        None => learn(&corpus.train, &output)?,
+    };
+    let rows: Vec<Row> = rows(&args.rows, scale).iter().map(|model| Row::of(model)).collect();
+    let plan = plan(rows, &args.rows, scale, &output, |row, seed, more| config(&corpus, scale, row, seed, more))?;
+    if args.estimate {
+        return show_estimates(args, &plan);
+    }
+    // All that can be wrong first: it should not be found after an hour.
+    let shots: Vec<usize> = args.shots.iter().map(|shots| usize::from(*shots)).collect();
+    let mut exam = exam(&plan[0].config, &args.text, &shots);
+    if let Some(folder) = &args.data {
+        let all: Vec<_> = BENCHMARKS.iter().collect();
+        exam.ask(&all, folder, args.limit.unwrap_or(scale.samples))?;
+    }
+    exam.check()?;
+    let done = run_all(&plan, |planned, show| {
+        let name = format!("{} seed {}", planned.row.name, planned.seed);
+        let Planned { row, config, folder, .. } = planned;
+        run_row(row, config, &exam, folder, show, &mut measuring(&name, SAVING))
+    })?;
+    let Some(rows) = done else { return Ok(Outcome::Interrupted) };
+    let record = LanguageRecord {
+        scale: scale.name.into(),
+        command: command("lm", &args.rows, words(args)),
+        version: env!("CARGO_PKG_VERSION").into(),
+        machine: machine(),
+        config: plan[0].config.to_toml(),
+        rows,
+    };
+    finish(&args.rows, &record, &plan, &output)
+}
+
+/// The tokenizer in the output's folder, learnt if it is not there.
+fn learn(train: &Path, output: &Path) -> Result<String, ReproduceError> {
+    let path = output.join(TOKENIZER_FILE);
+    if !path.exists() {
+        let source = Source::open(train)?;
+        with_spinner("learning a tokenizer", || {
+            let texts = sample(&[source], SAMPLE)?;
+            let tokenizer = Tokenizer::learn(VOCABULARY, texts.into_iter())?;
+            fs::create_dir_all(output).map_err(|error| ReproduceError::Io { path: output.into(), error })?;
+            Ok::<_, ReproduceError>(tokenizer.save(&path)?)
+        })?;
+    }
+    Ok(path.to_string_lossy().into_owned())
+}
+
+/// What was asked for beside what all experiments have.
+fn words(args: &LanguageArgs) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut add = |name: &str, value: &str| words.push(format!("--{name} {}", quoted(value)));
+    for (name, path) in [("train", &args.train), ("valid", &args.valid)] {
+        path.iter().for_each(|path| add(name, &path.to_string_lossy()));
+    }
+    args.tokenizer.iter().for_each(|tokenizer| add("tokenizer", tokenizer));
+    args.text.iter().for_each(|text| add("text", &text.to_string_lossy()));
+    args.data.iter().for_each(|data| add("data", &data.to_string_lossy()));
+    if args.shots != [0, 1] {
+        add("shots", &args.shots.iter().map(u8::to_string).collect::<Vec<_>>().join(","));
+    }
+    args.limit.iter().for_each(|limit| add("limit", &limit.to_string()));
+    words
+}
+
+/// Steps that are timed, after one to warm up.
+const ROUNDS: usize = 2;
+
+fn show_estimates(args: &LanguageArgs, plan: &[Planned]) -> Result<Outcome, ReproduceError> {
+    let seeds = plan.iter().filter(|planned| planned.row == plan[0].row).count();
+    let mut text = Text::new(&["", "parameters", "tokens", "tokens/s", "GFLOP/s", "days a run"]);
+    let mut values = Vec::new();
+    let mut days = 0.0;
+    for Planned { row, config, .. } in plan.iter().filter(|planned| planned.seed == 0) {
+        let cost = with_spinner(&format!("timing {}", row.name), || estimate(config, ROUNDS))?;
+        let Estimate { parameters, tokens, tokens_per_second, seconds, flops } = cost;
+        days += seconds / 86400.0 * seeds as f64;
+        text.row(vec![
+            row.name.clone(),
+            parameters.to_string(),
+            format!("{tokens:.3e}"),
+            format!("{tokens_per_second:.0}"),
+            format!("{:.1}", flops / 1e9),
+            format!("{:.3}", seconds / 86400.0),
+        ]);
+        values.push(json!({ "name": row.name, "seeds": seeds, "cost": cost }));
+    }
+    let mut out = io::stdout().lock();
+    if args.rows.json {
+        writeln!(out, "{}", json!({ "machine": machine(), "rows": values }))?;
+    } else {
+        let threads = rayon::current_num_threads();
+        write!(out, "{text}")?;
+        writeln!(out, "\nall of it, {seeds} seed(s) a row: {days:.1} days; {}, {threads} threads", machine())?;
+    }
+    Ok(Outcome::Finished)
+}

@@ -1,0 +1,234 @@
+//! Language models of one size on one text: the paper's tables, at a size that one small machine can train.
+//!
+//! Every row trains one model by one configuration, the same for all rows but for the model. The checkpoint that is best on validation data is
+//! then read the whole validation text and others, in windows of the length it was trained with, and put the paper's questions.
+
+mod estimate;
+mod paper;
+mod record;
+
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Device;
+use falcon_nn::write_file;
+use serde::{Deserialize, Serialize};
+
+pub use self::estimate::{Estimate, estimate};
+pub use self::paper::{PAPER, PaperRow, TASKS};
+pub use self::record::LanguageRecord;
+use super::rows::{self, Row, RowError, Scale};
+use crate::config::{Layer, RunConfig, RunConfigError};
+use crate::evaluate::{BenchmarkResult, Exam, ModelResult, Progress, TextResult};
+use crate::tasks::{TaskConfig, VALIDATION};
+use crate::train::{Record, Watch};
+use crate::trained::Trained;
+
+/// The paper's rows.
+pub const ROWS: [&str; 10] = [
+    "transformer",
+    "retnet",
+    "mamba2",
+    "deltanet",
+    "gated-deltanet",
+    "falcon-1a.1",
+    "falcon-1a.2",
+    "falcon-1a.3",
+    "falcon-3a.3",
+    "falcon-1.3",
+];
+
+/// All scales, smallest first.
+pub const SCALES: [Scale; 3] = [
+    Scale {
+        name: "quick",
+        models: &["transformer", "retnet", "falcon-1a.3", "falcon-1.3"],
+        seeds: 1,
+        set: &[
+            "model.size=micro",
+            "task.length=256",
+            "train.batch=8",
+            "train.steps=200",
+            "train.lr=3e-3",
+            "train.eval_every=50",
+        ],
+        samples: 100,
+    },
+    Scale {
+        name: "small",
+        models: &ROWS,
+        seeds: 3,
+        set: &[
+            "model.size=tiny",
+            "task.length=512",
+            "train.batch=4",
+            "train.steps=1000",
+            "train.lr=4e-3",
+            "train.eval_every=100",
+        ],
+        samples: 500,
+    },
+    // Its optimiser, 49.2 billion tokens, one sequence in memory at a time.
+    Scale {
+        name: "paper",
+        models: &ROWS,
+        seeds: 1,
+        set: &[
+            "model.size=130m",
+            "task.length=1024",
+            "train.batch=480",
+            "train.accumulate=480",
+            "train.steps=100000",
+            "train.lr=1e-3",
+            "train.warmup=2000",
+            "train.eval_every=1000",
+            "train.save_every=1000",
+        ],
+        samples: usize::MAX,
+    },
+];
+
+/// What all rows learn from and are measured on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Corpus {
+    /// The text to learn from.
+    pub train: PathBuf,
+    /// The text to be measured on.
+    pub valid: PathBuf,
+    /// As in [`crate::tasks::text::TextConfig`].
+    pub tokenizer: String,
+}
+
+/// Configuration of a row: that of the scale, what the row changes, then what is asked for.
+pub fn config(
+    corpus: &Corpus,
+    scale: &Scale,
+    row: &Row,
+    seed: u64,
+    more: &[Layer],
+) -> Result<RunConfig, RunConfigError> {
+    let of = |key: &str, path: &Path| Layer::of("task", key, path.to_string_lossy());
+    let task = [
+        Layer::of("task", "name", "text"),
+        of("train", &corpus.train),
+        of("valid", &corpus.valid),
+        Layer::of("task", "tokenizer", corpus.tokenizer.as_str()),
+    ];
+    rows::config(&task, scale, row, seed, more)
+}
+
+/// What became of one model and seed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RowResult {
+    /// The row.
+    pub name: String,
+    /// Of initial values and data.
+    pub seed: u64,
+    /// Numbers the model learnt.
+    pub parameters: usize,
+    /// Step of the best validation.
+    pub best_step: u64,
+    /// Tokens it learnt from until its end.
+    pub tokens: usize,
+    /// Time in training and validation.
+    pub seconds: f64,
+    /// Threads it was trained with, the last time it was taken up.
+    pub threads: usize,
+    /// Validation loss over training, by tokens read; of the part that is measured while training.
+    pub curve: Vec<(usize, f64)>,
+    /// Of whole texts, the validation text first.
+    pub texts: Vec<TextResult>,
+    /// Of benchmarks.
+    pub benchmarks: Vec<BenchmarkResult>,
+}
+
+/// Name of the measurements in a run's folder.
+const RESULT_FILE: &str = "eval.json";
+
+/// Trains a row in `folder` and puts `exam` to it; what was done of both before is not done again. None if it was interrupted. Texts are read
+/// by windows of training's length, the validation text before those of the exam.
+pub fn run_row(
+    row: &Row,
+    config: &RunConfig,
+    exam: &Exam,
+    folder: &Path,
+    watch: &mut dyn Watch,
+    progress: &mut Progress<'_>,
+) -> Result<Option<RowResult>, RowError> {
+    let Some(run) = rows::train(config, folder, watch)? else { return Ok(None) };
+    let trained = Trained::open(&run.checkpoint, None, &Device::flex())?;
+    let path = folder.join(RESULT_FILE);
+    let known = std::fs::read(&path).ok().and_then(|json| serde_json::from_slice::<ModelResult>(&json).ok());
+    let known = known.filter(|known| known.weights == trained.weights);
+    let mut result = known.unwrap_or_else(|| ModelResult::new(row.name.clone(), &trained));
+    let mut keep = |result: &ModelResult| {
+        let json = serde_json::to_vec_pretty(result).expect("results are plain data");
+        write_file(&path, &json).map_err(|error| RowError::Io { path: path.clone(), error })
+    };
+    if !exam.take(&trained, &mut result, &mut keep, progress)? {
+        return Ok(None);
+    }
+    // Only what was asked: the file may know more, from another time.
+    let texts = exam.texts.iter().filter_map(|path| {
+        let same = |text: &&TextResult| text.text == path.display().to_string() && text.window == exam.window;
+        result.texts.iter().find(same).cloned()
+    });
+    let asked = |found: &&BenchmarkResult| {
+        exam.shots.contains(&found.shots)
+            && exam.questions.iter().any(|(benchmark, _)| benchmark.name == found.name)
+    };
+    let mut tokens = 0;
+    let mut curve = Vec::new();
+    for record in &run.records {
+        match record {
+            Record::Train(record) => tokens += record.tokens,
+            Record::Eval(record) if record.split == VALIDATION => curve.push((tokens, record.total.loss)),
+            _ => {}
+        }
+    }
+    Ok(Some(RowResult {
+        name: row.name.clone(),
+        seed: config.train.seed,
+        parameters: config.model.parameter_count(),
+        best_step: run.best.step,
+        tokens,
+        seconds: run.seconds,
+        threads: run.threads,
+        curve,
+        texts: texts.collect(),
+        benchmarks: result.benchmarks.iter().filter(asked).cloned().collect(),
+    }))
+}
+
+/// What rows of a configuration are asked: the validation text and others in windows of training's length. Questions are added to it.
+pub fn exam(config: &RunConfig, texts: &[PathBuf], shots: &[usize]) -> Exam {
+    let TaskConfig::Text(task) = &config.task else { unreachable!("the task is set to text") };
+    let texts = std::iter::once(task.valid.clone()).chain(texts.iter().cloned()).collect();
+    Exam { texts, window: u32::try_from(task.length).ok(), shots: shots.to_vec(), ..Exam::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_scale_is_a_configuration() {
+        let corpus = Corpus { train: "a.txt".into(), valid: "b.txt".into(), tokenizer: "bytes".into() };
+        for scale in &SCALES {
+            let parameters = |name: &&str| {
+                let config = config(&corpus, scale, &Row::of(name), 3, &[]).unwrap();
+                assert_eq!((config.train.seed, config.preset.as_str()), (3, *name));
+                config.model.parameter_count()
+            };
+            let sizes: Vec<usize> = scale.models.iter().map(parameters).collect();
+            let (least, most) = (sizes.iter().min().unwrap(), sizes.iter().max().unwrap());
+            // The largest have a Transformer of 124M beside 130M, as the paper does.
+            assert!(*most as f64 / *least as f64 <= 1.09, "{}: rows of one size: {sizes:?}", scale.name);
+        }
+        assert!(PAPER.iter().map(|paper| paper.preset).eq(ROWS));
+        let paper = config(&corpus, &SCALES[2], &Row::of("falcon-1.3"), 0, &[]).unwrap().train;
+        let tokens = paper.schedule.steps as usize * paper.batch * 1024;
+        assert_eq!(tokens, 49_152_000_000, "the paper's budget");
+        let more = [Layer::set("task.name=addition").unwrap()];
+        assert!(config(&corpus, &SCALES[0], &Row::of("retnet"), 0, &more).is_err());
+    }
+}

@@ -1,0 +1,392 @@
+//! What the experiment leaves behind.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::{PAPER, PaperRow, RowResult, TASKS};
+use crate::evaluate::{BENCHMARKS, BenchmarkResult, TextResult, TextScore};
+use crate::report::{Fit, Format, Scale, thousands};
+use crate::reproduce::picture::{Axes, Curve, curves};
+use crate::reproduce::results::{Results, Spread, cost, names};
+
+/// Names of the files.
+const TABLE_FILE: &str = "table.md";
+const CURVES_FILE: &str = "curves.svg";
+
+/// An experiment, done.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LanguageRecord {
+    /// Its scale.
+    pub scale: String,
+    /// The command that repeats it.
+    pub command: String,
+    /// Of the program.
+    pub version: String,
+    /// What it ran on.
+    pub machine: String,
+    /// The configuration of the first row, which all others share but for the model.
+    pub config: String,
+    /// What became of each model and seed.
+    pub rows: Vec<RowResult>,
+}
+
+impl Results for LanguageRecord {
+    fn marker(&self) -> String {
+        format!("<!-- lm {} -->", self.scale)
+    }
+
+    fn table(&self) -> String {
+        let mut out = self.perplexities();
+        for shots in self.shots() {
+            _ = write!(out, "\n{}", self.accuracies(shots));
+        }
+        let seeds = self.seeds();
+        if seeds > 1 {
+            _ = write!(out, "\nMean over {seeds} seeds; ± is the standard deviation over them.");
+        }
+        out + &self.decided()
+    }
+
+    fn files(&self) -> Vec<(&'static str, String)> {
+        let page = format!("{}\n{}", self.table(), self.notes());
+        vec![(TABLE_FILE, page), (CURVES_FILE, self.curves())]
+    }
+}
+
+/// A line of a table.
+fn line(out: &mut String, cells: &[String]) {
+    _ = writeln!(out, "| {} |", cells.join(" | "));
+}
+
+fn head(out: &mut String, cells: &[String]) {
+    line(out, cells);
+    _ = writeln!(out, "|---|{}", "--:|".repeat(cells.len() - 1));
+}
+
+/// What a text is called: its file, without the endings.
+fn title(text: &TextResult) -> String {
+    let name = Path::new(&text.text).file_name().map_or(text.text.as_str().into(), |name| name.to_string_lossy());
+    name.split(".txt").next().unwrap_or(&name).to_string()
+}
+
+impl LanguageRecord {
+    fn names(&self) -> Vec<&str> {
+        names(self.rows.iter().map(|row| row.name.as_str()))
+    }
+
+    fn of(&self, name: &str) -> Vec<&RowResult> {
+        self.rows.iter().filter(|row| row.name == name).collect()
+    }
+
+    /// Seeds of every row: of the one that has fewest.
+    fn seeds(&self) -> usize {
+        self.names().iter().map(|name| self.of(name).len()).min().unwrap_or(0)
+    }
+
+    fn over(&self, name: &str, f: impl Fn(&RowResult) -> f64) -> Spread {
+        Spread::of(&self.of(name).into_iter().map(f).collect::<Vec<_>>())
+    }
+
+    fn shots(&self) -> Vec<usize> {
+        let mut shots: Vec<usize> = self.rows.iter().flat_map(|row| &row.benchmarks).map(|b| b.shots).collect();
+        shots.sort_unstable();
+        shots.dedup();
+        shots
+    }
+
+    fn lambada(&self) -> bool {
+        self.rows.iter().all(|row| find(row, "lambada_openai", 0).is_some()) && !self.rows.is_empty()
+    }
+
+    fn perplexities(&self) -> String {
+        let Some(first) = self.rows.first() else { return String::new() };
+        let mut out = String::new();
+        let mut titles = vec![format!("perplexity after {} tokens", thousands(first.tokens as u64))];
+        titles.extend(["parameters", "validation, a token", "bits a byte"].map(String::from));
+        titles.extend(first.texts.iter().skip(1).map(|text| format!("{}, a word", title(text))));
+        if self.lambada() {
+            titles.extend(["LAMBADA", "last word right"].map(String::from));
+        }
+        titles.extend(["minutes", "paper: FineWeb-Edu", "WikiText", "LAMBADA"].map(String::from));
+        head(&mut out, &titles);
+        for name in self.names() {
+            let of = |index: usize, f: fn(&TextScore) -> f64| {
+                self.over(name, |row| row.texts.get(index).map_or(f64::NAN, |text| f(&text.score)))
+            };
+            let mut cells = vec![
+                name.to_string(),
+                thousands(self.of(name)[0].parameters as u64),
+                of(0, TextScore::token_perplexity).show(2),
+                of(0, TextScore::bits_per_byte).show(3),
+            ];
+            cells.extend((1..first.texts.len()).map(|text| of(text, TextScore::word_perplexity).show(0)));
+            if self.lambada() {
+                let found = |row: &RowResult| find(row, "lambada_openai", 0).expect("all rows have it").clone();
+                cells.push(self.over(name, |row| found(row).perplexity.map_or(f64::NAN, |p| p.mean)).show(0));
+                cells.push(self.over(name, |row| found(row).acc.mean).percent());
+            }
+            cells.push(format!("{:.1}", self.over(name, |row| row.seconds / 60.0).mean));
+            let paper = PAPER.iter().find(|paper| paper.preset == name).and_then(|paper| paper.perplexities);
+            cells.extend(match paper {
+                Some([wiki, lambada, web]) => [web, wiki, lambada].map(|number| format!("{number:.2}")),
+                None => std::array::from_fn(|_| "–".to_string()),
+            });
+            line(&mut out, &cells);
+        }
+        out
+    }
+
+    fn accuracies(&self, shots: usize) -> String {
+        let Some(first) = self.rows.first() else { return String::new() };
+        let asked: Vec<&str> = TASKS.into_iter().filter(|task| find(first, task, shots).is_some()).collect();
+        if asked.is_empty() {
+            return String::new();
+        }
+        let mut out = String::new();
+        let mut titles = vec![format!("accuracy, {shots}-shot")];
+        titles.extend(asked.iter().map(|task| {
+            let benchmark = BENCHMARKS.iter().find(|benchmark| benchmark.name == *task).expect("one of the nine");
+            format!("{}{}", benchmark.title, if benchmark.normalised { "*" } else { "" })
+        }));
+        titles.extend(["average", "paper: average"].map(String::from));
+        head(&mut out, &titles);
+        let shown = |row: &RowResult, task: &str| find(row, task, shots).map_or(f64::NAN, |b| b.shown().mean);
+        for name in self.names() {
+            let mut cells = vec![name.to_string()];
+            cells.extend(
+                asked.iter().map(|task| format!("{:.1}", 100.0 * self.over(name, |row| shown(row, task)).mean)),
+            );
+            let average =
+                |row: &RowResult| asked.iter().map(|task| shown(row, task)).sum::<f64>() / asked.len() as f64;
+            cells.push(self.over(name, average).percent());
+            let paper = PAPER.iter().find(|paper| paper.preset == name && asked.len() == TASKS.len());
+            cells.push(match (paper, shots) {
+                (Some(paper), 0) => format!("{:.1}", PaperRow::average(&paper.zero_shot)),
+                (Some(paper), 1) => format!("{:.1}", PaperRow::average(&paper.one_shot)),
+                _ => "–".into(),
+            });
+            line(&mut out, &cells);
+        }
+        let questions = |f: &dyn Fn(&BenchmarkResult) -> f64| -> Vec<f64> {
+            asked.iter().map(|task| find(first, task, shots).map_or(f64::NAN, f)).collect()
+        };
+        let chance = questions(&|found| found.chance);
+        let mut cells = vec!["*guessing*".to_string()];
+        cells.extend(chance.iter().map(|chance| format!("{:.1}", 100.0 * chance)));
+        cells.push(format!("{:.1}", 100.0 * chance.iter().sum::<f64>() / chance.len() as f64));
+        cells.push(String::new());
+        line(&mut out, &cells);
+        // Of one model: the root of the sum of squares over the number.
+        let errors = questions(&|found| found.shown().stderr);
+        let of_average = errors.iter().map(|error| error * error).sum::<f64>().sqrt() / errors.len() as f64;
+        let mut cells = vec!["*standard error of one run*".to_string()];
+        cells.extend(errors.iter().chain([&of_average]).map(|error| format!("{:.1}", 100.0 * error)));
+        cells.push(String::new());
+        line(&mut out, &cells);
+        out
+    }
+
+    /// Which differences of validation perplexity the seeds support: two means of `n` differ where they are further apart than
+    /// `t √(2 s²/n)` in logarithms, `s²` pooled over all rows.
+    fn decided(&self) -> String {
+        let seeds = self.seeds();
+        let loss = |row: &RowResult| row.texts.first().map_or(f64::NAN, |text| text.score.token_perplexity().ln());
+        let mut rows: Vec<(&str, Spread)> =
+            self.names().into_iter().map(|name| (name, self.over(name, loss))).collect();
+        if seeds < 2 || rows.len() < 2 {
+            return " One seed: differences may be chance.\n".into();
+        }
+        let variances = rows.iter().filter_map(|(_, spread)| spread.deviation).map(|deviation| deviation.powi(2));
+        let pooled = variances.sum::<f64>() / rows.len() as f64;
+        let freedom = (rows.len() * (seeds - 1)) as f64;
+        let apart = student(freedom) * (2.0 * pooled / seeds as f64).sqrt();
+        rows.sort_by(|(_, a), (_, b)| a.mean.total_cmp(&b.mean));
+        let steps = rows.windows(2).map(|pair| {
+            let sign = if pair[1].1.mean - pair[0].1.mean > apart { "<" } else { "≈" };
+            format!(" {sign} {}", pair[1].0)
+        });
+        let order: String = std::iter::once(rows[0].0.to_string()).chain(steps).collect();
+        format!(
+            " Validation perplexities of two rows differ beyond the spread over seeds where they are more than {:.1}% apart \
+             (95%, spread pooled over rows, pairs not corrected for their number): {order}, where ≈ is a neighbour that does not.\n",
+            100.0 * (apart.exp() - 1.0)
+        )
+    }
+
+    fn notes(&self) -> String {
+        let Some(first) = self.rows.first() else { return String::new() };
+        let questions: Vec<String> = first
+            .benchmarks
+            .iter()
+            .filter(|benchmark| benchmark.shots == 0)
+            .map(|benchmark| format!("{} {}", benchmark.name, thousands(benchmark.items as u64)))
+            .collect();
+        let texts: Vec<String> = first
+            .texts
+            .iter()
+            .map(|text| format!("{} {} tokens", title(text), thousands(text.score.tokens as u64)))
+            .collect();
+        format!(
+            "Scale `{}`: all rows at {} tokens, {}. {}. Falcon {}. [Validation while training](curves.svg).\n\n\
+             ```console\n$ {}\n```\n\n\
+             Texts are read in windows of the length of training: {}. Questions of each benchmark, the first of its file: {}. * is \
+             `acc_norm`, the others `acc`, as lm-evaluation-harness has them. The paper's models have 124M to 130M parameters, another \
+             tokenizer, and read 49.2 billion tokens of another text: its figures are beside these to compare orders, not heights.\n\n\
+             The first row's configuration; the others differ in the model and the seed alone:\n\n```toml\n{}```\n",
+            self.scale,
+            thousands(first.tokens as u64),
+            cost(self.rows.iter().map(|row| (row.seconds, row.threads))),
+            self.machine,
+            self.version,
+            self.command,
+            texts.join(", "),
+            if questions.is_empty() { "none asked".into() } else { questions.join(", ") },
+            self.config,
+        )
+    }
+
+    /// Validation perplexity over tokens, the mean over seeds, as an SVG picture.
+    fn curves(&self) -> String {
+        let curve = |name: &str| {
+            let rows = self.of(name);
+            let points = rows[0].curve.iter().enumerate().map(|(index, (tokens, _))| {
+                let losses: Vec<f64> =
+                    rows.iter().filter_map(|row| row.curve.get(index)).map(|(_, l)| *l).collect();
+                (*tokens as f64 / 1e6, Spread::of(&losses).mean.exp())
+            });
+            Curve { name: name.to_string(), points: points.filter(|(tokens, _)| *tokens > 0.0).collect() }
+        };
+        let all: Vec<Curve> = self.names().into_iter().map(curve).collect();
+        let values = |f: fn(&(f64, f64)) -> f64| all.iter().flat_map(|curve| &curve.points).map(f);
+        let [x, y] = [
+            Scale::fit(values(|point| point.0), Fit::Zero),
+            // What is far above is where all models begin, and would press together where they differ.
+            Scale::fit(values(|point| point.1), Fit::Decades),
+        ]
+        .map(|scale| scale.unwrap_or(Scale::linear(0.0, 1.0)));
+        let axes = Axes {
+            title: "Validation perplexity of a token while training",
+            name: "million tokens learnt from",
+            x_ticks: x.labelled_ticks(Format::Number),
+            x,
+            y_ticks: y.labelled_ticks(Format::Number),
+            y,
+            border: None,
+        };
+        curves(&axes, &all)
+    }
+}
+
+fn find<'a>(row: &'a RowResult, name: &str, shots: usize) -> Option<&'a BenchmarkResult> {
+    row.benchmarks.iter().find(|found| found.name == name && found.shots == shots)
+}
+
+/// The 97.5% quantile of Student's distribution, by its expansion around the normal one; within 3% from 2 degrees of freedom on.
+fn student(freedom: f64) -> f64 {
+    let z: f64 = 1.959_964;
+    z + (z.powi(3) + z) / (4.0 * freedom)
+        + (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / (96.0 * freedom.powi(2))
+        + (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z) / (384.0 * freedom.powi(3))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::evaluate::Estimate;
+
+    fn record(seeds: u64) -> LanguageRecord {
+        let text = |name: &str, nats: f64| TextResult {
+            text: format!("data/{name}"),
+            fingerprint: "f".into(),
+            window: Some(512),
+            score: TextScore { nats, tokens: 100, bytes: 400, words: 80 },
+        };
+        let benchmark = |name: &str, shots: usize, acc: f64| BenchmarkResult {
+            name: name.into(),
+            shots,
+            items: 500,
+            fingerprint: "f".into(),
+            chance: 0.5,
+            acc: Estimate { mean: acc, stderr: 0.02 },
+            acc_norm: Some(Estimate { mean: acc + 0.1, stderr: 0.02 }),
+            perplexity: (name == "lambada_openai").then_some(Estimate { mean: 1e3, stderr: 10.0 }),
+        };
+        let row = |name: &str, seed: u64, loss: f64| RowResult {
+            name: name.into(),
+            seed,
+            parameters: 1_000_000,
+            best_step: 1000,
+            tokens: 2_000_000,
+            seconds: 60.0,
+            threads: 1,
+            curve: vec![(0, 8.0), (1_000_000, loss + 1.0), (2_000_000, loss)],
+            texts: vec![text("a.valid.txt", 100.0 * loss), text("wiki.txt.xz", 80.0 * 3.0)],
+            benchmarks: [0, 1]
+                .into_iter()
+                .flat_map(|shots| ["lambada_openai", "piqa", "hellaswag"].map(|name| benchmark(name, shots, 0.4)))
+                .collect(),
+        };
+        let rows = [("retnet", 4.2), ("falcon-1a.3", 4.0), ("falcon-3a.3", 4.001)].into_iter();
+        let rows =
+            rows.flat_map(|(name, loss)| (0..seeds).map(move |seed| (name, seed, loss + 0.002 * seed as f64)));
+        LanguageRecord {
+            scale: "small".into(),
+            command: "falcon reproduce lm".into(),
+            version: "0".into(),
+            machine: "a".into(),
+            config: "[model]\n".into(),
+            rows: rows.map(|(name, seed, loss)| row(name, seed, loss)).collect(),
+        }
+    }
+
+    #[test]
+    fn tables_have_means_and_the_papers_figures() {
+        let table = record(1).table();
+        // e^4.2, 4.2 nats · 100 / 400 bytes / ln 2, e^(240 / 80)
+        let retnet = "| retnet | 1,000,000 | 66.69 | 1.515 | 20 | 1000 | 40.0 | 1.0 | 18.79 | 36.86 | 65.16 |";
+        assert!(table.contains(retnet), "{table}");
+        assert!(table.contains("| falcon-3a.3 |") && table.contains("| – | – | – |"), "{table}");
+        assert!(
+            table.contains("| retnet | 40.0 | 50.0 | 45.0 | – |"),
+            "acc of PIQA, acc_norm of HellaSwag: {table}"
+        );
+        assert!(table.contains("| *guessing* | 50.0 | 50.0 | 50.0 |  |"), "{table}");
+        // √(2 · 0.02²) / 2
+        assert!(table.contains("| *standard error of one run* | 2.0 | 2.0 | 1.4 |  |"), "{table}");
+        assert!(table.contains("One seed"), "{table}");
+    }
+
+    /// By hand: three seeds 0.002 apart have s = 0.002 in every row, so rows differ beyond 2.447 · 0.002 · √(2/3) = 0.0040.
+    #[test]
+    fn only_what_seeds_support_is_said() {
+        let table = record(3).table();
+        assert!(table.contains("more than 0.4% apart"), "{table}");
+        assert!(table.contains("falcon-1a.3 ≈ falcon-3a.3 < retnet"), "{table}");
+        assert!(table.contains("66.82 ± 0.13"), "{table}");
+    }
+
+    #[test]
+    fn quantiles_are_students() {
+        for (freedom, known) in [(2.0, 4.303), (6.0, 2.447), (20.0, 2.086), (1e9, 1.96)] {
+            assert!((student(freedom) / known - 1.0).abs() < 0.035, "{freedom}: {}", student(freedom));
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        record(2).write(folder.path()).unwrap();
+        assert_eq!(LanguageRecord::read(folder.path()).unwrap(), record(2));
+        let page = fs::read_to_string(folder.path().join(TABLE_FILE)).unwrap();
+        assert!(page.starts_with(&record(2).table()) && page.contains("$ falcon reproduce lm"));
+        assert!(page.contains("a.valid 100 tokens, wiki 100 tokens"), "{page}");
+        let svg = fs::read_to_string(folder.path().join(CURVES_FILE)).unwrap();
+        assert!(svg.contains("falcon-3a.3") && !svg.contains("NaN"));
+        let page = "<!-- lm small -->\nold\n<!-- end -->\n";
+        assert!(record(2).put_into(page).unwrap().contains("| retnet |"));
+    }
+}

@@ -1,0 +1,136 @@
+//! What an experiment leaves behind: a file with everything, and tables and pictures made from it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use falcon_nn::write_file;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+/// Name of the file with everything.
+pub const RESULTS_FILE: &str = "results.json";
+
+/// The line after the tables' place in a page.
+const END: &str = "<!-- end -->";
+
+/// An experiment, done.
+pub trait Results: Serialize + DeserializeOwned {
+    /// The line before the tables' place in a page, such as `<!-- addition quick -->`.
+    fn marker(&self) -> String;
+
+    /// The tables, in Markdown.
+    fn table(&self) -> String;
+
+    /// Files beside [`RESULTS_FILE`], by name.
+    fn files(&self) -> Vec<(&'static str, String)>;
+
+    /// Reads what [`Results::write`] wrote.
+    fn read(folder: &Path) -> Result<Self, RecordError> {
+        let path = folder.join(RESULTS_FILE);
+        let json = fs::read(&path).map_err(|error| RecordError::Io { path: path.clone(), error })?;
+        serde_json::from_slice(&json).map_err(|error| RecordError::Json { path, error })
+    }
+
+    /// Writes everything, and what is made from it.
+    fn write(&self, folder: &Path) -> Result<(), RecordError> {
+        fs::create_dir_all(folder).map_err(|error| RecordError::Io { path: folder.into(), error })?;
+        let json = serde_json::to_string_pretty(self).expect("results are plain data") + "\n";
+        for (name, text) in std::iter::once((RESULTS_FILE, json)).chain(self.files()) {
+            let path = folder.join(name);
+            write_file(&path, text.as_bytes()).map_err(|error| RecordError::Io { path, error })?;
+        }
+        Ok(())
+    }
+
+    /// A Markdown page with the tables in their place.
+    fn put_into(&self, page: &str) -> Result<String, RecordError> {
+        let begin = self.marker() + "\n";
+        let place = page.split_once(&begin).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
+        let (before, after) = place.ok_or_else(|| RecordError::NoPlace { begin: self.marker(), end: END })?;
+        Ok(format!("{before}{begin}{}{END}{after}", self.table()))
+    }
+}
+
+/// Why results cannot be kept or read.
+#[derive(Debug, Error)]
+pub enum RecordError {
+    /// The system refused.
+    #[error("{path}: {error}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// They are none.
+    #[error("{path}: not a record of this experiment: {error}")]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: serde_json::Error,
+    },
+    /// A page that has no place for the tables.
+    #[error("no place for the table: it goes between a line {begin:?} and one {end:?}")]
+    NoPlace {
+        /// The line before.
+        begin: String,
+        /// The line after.
+        end: &'static str,
+    },
+}
+
+/// A mean and how far its parts are from it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Spread {
+    pub mean: f64,
+    /// Standard deviation over seeds; none of a single one.
+    pub deviation: Option<f64>,
+}
+
+impl Spread {
+    pub fn of(values: &[f64]) -> Self {
+        let n = values.len() as f64;
+        let mean = values.iter().sum::<f64>() / n;
+        let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+        Self { mean, deviation: (values.len() > 1).then(|| (squares / (n - 1.0)).sqrt()) }
+    }
+
+    /// With so many digits after the point.
+    pub fn show(&self, digits: usize) -> String {
+        match self.deviation {
+            Some(deviation) => format!("{:.digits$} ± {deviation:.digits$}", self.mean),
+            None => format!("{:.digits$}", self.mean),
+        }
+    }
+
+    /// Of fractions of 1.
+    pub fn percent(&self) -> String {
+        let deviation = self.deviation.map(|deviation| 100.0 * deviation);
+        Self { mean: 100.0 * self.mean, deviation }.show(1)
+    }
+}
+
+/// Names of rows, in the order they were run.
+pub(super) fn names<'a>(rows: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut names: Vec<&str> = Vec::new();
+    for name in rows {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+/// How long all runs took, and with how many threads, in words.
+pub(super) fn cost(runs: impl Iterator<Item = (f64, usize)> + Clone) -> String {
+    let minutes = runs.clone().map(|(seconds, _)| seconds).sum::<f64>() / 60.0;
+    let threads = runs.map(|(_, threads)| threads);
+    let threads = match (threads.clone().min().unwrap_or(0), threads.max().unwrap_or(0)) {
+        (1, 1) => "one thread a run".to_string(),
+        (least, most) if least == most => format!("{most} threads a run"),
+        (least, most) => format!("{least} to {most} threads a run"),
+    };
+    format!("{threads}, {minutes:.0} minutes of all runs together")
+}

@@ -1,0 +1,149 @@
+//! Rows of a table: models that are trained by one configuration, which they share but for the model and the seed.
+
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use crate::config::{Layer, RunConfig, RunConfigError};
+use crate::data::CacheError;
+use crate::train::{
+    Best, CheckpointError, METRICS_FILE, MetricsError, Outcome, Record, TrainError, Trainer, Watch, read_metrics,
+};
+use crate::trained::TrainedError;
+
+/// A row of a table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// What it is called.
+    pub name: String,
+    /// The preset it is made from.
+    pub preset: String,
+    /// What differs from the preset, as `--set` has it.
+    pub set: Vec<String>,
+}
+
+impl Row {
+    /// A preset as it is, or with something changed: `falcon-1a.3+model.align=same`.
+    pub fn of(spec: &str) -> Self {
+        let mut parts = spec.split('+');
+        let preset = parts.next().unwrap_or_default();
+        let set: Vec<String> = parts.map(String::from).collect();
+        let short = set.iter().map(|set| set.strip_prefix("model.").unwrap_or(set));
+        let name = std::iter::once(preset).chain(short).collect::<Vec<_>>().join(" ");
+        Self { name, preset: preset.into(), set }
+    }
+}
+
+/// How large an experiment is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scale {
+    /// Its name.
+    pub name: &'static str,
+    /// The rows it has.
+    pub models: &'static [&'static str],
+    /// Seeds of each row.
+    pub seeds: u64,
+    /// The configuration of all rows.
+    pub set: &'static [&'static str],
+    /// Test samples of each width, or questions of each benchmark.
+    pub samples: usize,
+}
+
+/// Configuration of a row: that of the scale over `task`, what the row changes, then what is asked for.
+pub(super) fn config(
+    task: &[Layer],
+    scale: &Scale,
+    row: &Row,
+    seed: u64,
+    more: &[Layer],
+) -> Result<RunConfig, RunConfigError> {
+    for (section, key) in [("model", "preset"), ("task", "name"), ("train", "seed")] {
+        if let Some(layer) = more.iter().find(|layer| layer.has(section, key)) {
+            let what = "what the rows and seeds of the table are; use --models and --seeds";
+            return Err(layer.refused(section, key, what));
+        }
+    }
+    let mut layers = task.to_vec();
+    layers.push(Layer::of("model", "preset", row.preset.as_str()));
+    for set in scale.set.iter().copied().chain(row.set.iter().map(String::as_str)) {
+        layers.push(Layer::set(set)?);
+    }
+    layers.extend_from_slice(more);
+    layers.push(Layer::of("train", "seed", seed));
+    RunConfig::resolve(&layers)
+}
+
+/// Why a row has no result.
+#[derive(Debug, Error)]
+pub enum RowError {
+    /// The configuration does not do.
+    #[error(transparent)]
+    Config(#[from] RunConfigError),
+    /// Training did not come to its end.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+    /// The trained model cannot be read.
+    #[error("the best checkpoint cannot be measured: {0}; remove the row's folder to train it again")]
+    Checkpoint(#[from] Box<CheckpointError>),
+    /// The same, with its tokenizer.
+    #[error("the best checkpoint cannot be measured: {0}; remove the row's folder to train it again")]
+    Trained(#[from] TrainedError),
+    /// A text cannot be measured.
+    #[error(transparent)]
+    Text(#[from] CacheError),
+    /// The records cannot be.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
+    /// The result cannot be kept.
+    #[error("{path}: {error}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+}
+
+/// What a finished run says of itself.
+pub(super) struct Finished {
+    /// Its best measurement.
+    pub best: Best,
+    /// The checkpoint of it.
+    pub checkpoint: PathBuf,
+    /// Time in training and validation, over all the times the run was taken up.
+    pub seconds: f64,
+    /// Threads it was trained with, the last time it was taken up.
+    pub threads: usize,
+    /// All records.
+    pub records: Vec<Record>,
+}
+
+/// Trains a row in `folder`, or finds it trained. None if it was interrupted.
+pub(super) fn train(
+    config: &RunConfig,
+    folder: &Path,
+    watch: &mut dyn Watch,
+) -> Result<Option<Finished>, RowError> {
+    let mut trainer = Trainer::open(config, folder, watch)?;
+    if trainer.run(watch)? == Outcome::Interrupted {
+        return Ok(None);
+    }
+    let best = trainer.best().expect("a finished run was measured");
+    let records = read_metrics(&folder.join(METRICS_FILE))?;
+    let seconds = |record: &Record| match record {
+        Record::Train(record) => record.seconds,
+        Record::Eval(record) => record.seconds,
+        _ => 0.0,
+    };
+    let threads = |record: &Record| match record {
+        Record::Start(start) => Some(start.threads),
+        _ => None,
+    };
+    Ok(Some(Finished {
+        best,
+        checkpoint: trainer.folder().checkpoint(best.step),
+        seconds: records.iter().map(seconds).sum(),
+        threads: records.iter().filter_map(threads).next_back().unwrap_or(1),
+        records,
+    }))
+}
