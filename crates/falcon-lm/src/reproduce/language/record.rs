@@ -42,11 +42,7 @@ impl Results for LanguageRecord {
         for shots in self.shots() {
             _ = write!(out, "\n{}", self.accuracies(shots));
         }
-        let seeds = self.seeds();
-        if seeds > 1 {
-            _ = write!(out, "\nMean over {seeds} seeds; ± is the standard deviation over them.");
-        }
-        out + &self.decided()
+        out + "\n" + &self.decided()
     }
 
     fn files(&self) -> Vec<(&'static str, String)> {
@@ -69,6 +65,15 @@ fn head(out: &mut String, cells: &[String]) {
 fn title(text: &TextResult) -> String {
     let name = Path::new(&text.text).file_name().map_or(text.text.as_str().into(), |name| name.to_string_lossy());
     name.split(".txt").next().unwrap_or(&name).to_string()
+}
+
+/// A number that may have many digits.
+fn wide(spread: Spread) -> String {
+    match spread {
+        Spread { mean, .. } if mean < 1e5 => spread.show(0),
+        Spread { mean, deviation: Some(deviation) } => format!("{mean:.2e} ± {deviation:.1e}"),
+        Spread { mean, deviation: None } => format!("{mean:.2e}"),
+    }
 }
 
 impl LanguageRecord {
@@ -121,10 +126,10 @@ impl LanguageRecord {
                 of(0, TextScore::token_perplexity).show(2),
                 of(0, TextScore::bits_per_byte).show(3),
             ];
-            cells.extend((1..first.texts.len()).map(|text| of(text, TextScore::word_perplexity).show(0)));
+            cells.extend((1..first.texts.len()).map(|text| wide(of(text, TextScore::word_perplexity))));
             if self.lambada() {
                 let found = |row: &RowResult| find(row, "lambada_openai", 0).expect("all rows have it").clone();
-                cells.push(self.over(name, |row| found(row).perplexity.map_or(f64::NAN, |p| p.mean)).show(0));
+                cells.push(wide(self.over(name, |row| found(row).perplexity.map_or(f64::NAN, |p| p.mean))));
                 cells.push(self.over(name, |row| found(row).acc.mean).percent());
             }
             cells.push(format!("{:.1}", self.over(name, |row| row.seconds / 60.0).mean));
@@ -196,7 +201,7 @@ impl LanguageRecord {
         let mut rows: Vec<(&str, Spread)> =
             self.names().into_iter().map(|name| (name, self.over(name, loss))).collect();
         if seeds < 2 || rows.len() < 2 {
-            return " One seed: differences may be chance.\n".into();
+            return "One seed: differences may be chance.\n".into();
         }
         let variances = rows.iter().filter_map(|(_, spread)| spread.deviation).map(|deviation| deviation.powi(2));
         let pooled = variances.sum::<f64>() / rows.len() as f64;
@@ -209,7 +214,7 @@ impl LanguageRecord {
         });
         let order: String = std::iter::once(rows[0].0.to_string()).chain(steps).collect();
         format!(
-            " Validation perplexities of two rows differ beyond the spread over seeds where they are more than {:.1}% apart \
+            "Means over {seeds} seeds; ± is the standard deviation over them. Validation perplexities of two rows differ beyond the spread over seeds where they are more than {:.1}% apart \
              (95%, spread pooled over rows, pairs not corrected for their number): {order}, where ≈ is a neighbour that does not.\n",
             100.0 * (apart.exp() - 1.0)
         )

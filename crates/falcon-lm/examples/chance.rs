@@ -1,0 +1,49 @@
+//! What knowing nothing scores on the benchmarks in a folder, as `falcon eval --data` takes it:
+//!
+//! ```text
+//! cargo run --release -p falcon-lm --example chance -- eval/ [tokenizer.json]
+//! ```
+//!
+//! `random` gives every choice a score by chance, and must find what guessing finds: a scorer that leans to one side would not. `uniform` is a
+//! model to which all tokens are always equally likely: it takes the choice of fewest tokens (`acc`), or of fewest tokens a character
+//! (`acc_norm`), which is guessing only where right answers are neither longer nor shorter than wrong ones.
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use falcon_lm::data::Tokenizer;
+use falcon_lm::evaluate::{BENCHMARKS, Estimate, Likelihood, Request};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut args = std::env::args().skip(1);
+    let folder = PathBuf::from(args.next().ok_or("give the folder with the benchmarks")?);
+    let tokenizer = args.next().map_or(Ok(Tokenizer::bytes()), |name| Tokenizer::open(&name))?;
+    let token = -(tokenizer.size() as f64).ln();
+    let mut rng = StdRng::seed_from_u64(1);
+    println!("| | questions | guessing | random, acc | off by | uniform, acc | acc_norm |");
+    println!("|---|--:|--:|--:|--:|--:|--:|");
+    for benchmark in BENCHMARKS.iter().filter(|benchmark| benchmark.name != "lambada_openai") {
+        let items = benchmark.read(&folder.join(format!("{}.jsonl", benchmark.name)), usize::MAX, 0)?;
+        let requests = benchmark.requests(&items, &tokenizer, 0);
+        let grade = |score: &mut dyn FnMut(&Request) -> f64| {
+            let answer = |request: &Request| Likelihood { log: score(request), greedy: false };
+            benchmark.grade(&items, &requests.iter().map(answer).collect::<Vec<_>>(), 0)
+        };
+        let random = grade(&mut |_| -rng.random_range(0.0..100.0));
+        let uniform = grade(&mut |request| token * request.continuation.len() as f64);
+        let percent = |Estimate { mean, stderr }: Estimate| format!("{:.1} ± {:.1}", 100.0 * mean, 100.0 * stderr);
+        println!(
+            "| {} | {} | {:.1} | {} | {:+.1} standard errors | {} | {} |",
+            benchmark.title,
+            items.len(),
+            100.0 * random.chance,
+            percent(random.acc),
+            (random.acc.mean - random.chance) / random.acc.stderr,
+            percent(uniform.acc),
+            uniform.acc_norm.map_or("–".into(), percent),
+        );
+    }
+    Ok(())
+}
