@@ -8,6 +8,7 @@ use burn::tensor::Device;
 use clap::Args;
 use falcon_lm::data::CacheError;
 use falcon_lm::evaluate::{BENCHMARKS, Benchmark, BenchmarkError, Estimate, Exam, ModelResult, TextResult};
+use falcon_lm::report::{table_head, table_line};
 use falcon_lm::train::Outcome;
 use falcon_lm::trained::{Trained, TrainedError};
 use falcon_nn::{nearest, write_file};
@@ -45,7 +46,7 @@ pub struct EvalArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "0", value_parser = clap::value_parser!(u8).range(0..=8))]
     pub shots: Vec<u8>,
 
-    /// Questions of each benchmark, at most.
+    /// Questions of each benchmark, at most: from all over its file.
     #[arg(long, value_name = "N")]
     pub limit: Option<usize>,
 
@@ -71,7 +72,7 @@ HOW BENCHMARKS ARE SCORED
 
   As in lm-evaluation-harness: a choice by the sum of its tokens' log-likelihoods after the
   question (acc), or that sum divided by its characters (acc_norm, which tables show for those
-  marked *). An example before a question is the first of the same file; that one has the second.
+  marked *). An example before a question is the first of those asked; that one has the second.
   The standard error of a perplexity is that of the mean log-likelihood, times the perplexity.
 
   A line of DIR/NAME.jsonl is a JSON object: question, choices, gold; sciq may have its passage as
@@ -146,7 +147,10 @@ pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
         check_folder(path).map_err(|error| EvalError::Io { path: path.clone(), error })?;
     }
     let mut known = args.output.as_deref().map_or(Ok(Vec::new()), read)?;
-    let (mut asked, mut outcome) = (Vec::new(), Outcome::Finished);
+    for path in &args.models {
+        Trained::check(path)?;
+    }
+    let (mut shown, mut outcome) = (Vec::new(), Outcome::Finished);
     for path in &args.models {
         let trained = Trained::open(path, args.tokenizer.as_deref(), &Device::flex())?;
         let name = path.display().to_string();
@@ -157,16 +161,14 @@ pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
             Some(path) => keep(path, &known, result),
             None => Ok(()),
         };
-        let finished = exam.take(&trained, &mut result, &mut keep, &mut measuring(&name, STOPPING))?;
+        let answers = exam.take(&trained, &mut result, &mut keep, &mut measuring(&name, STOPPING))?;
         known.push(result);
-        asked.push(name);
-        if !finished {
+        shown.push(answers.asked);
+        if !answers.complete {
             outcome = Outcome::Interrupted;
             break;
         }
     }
-    let shown: Vec<&ModelResult> =
-        asked.iter().filter_map(|name| known.iter().find(|result| result.model == *name)).collect();
     let mut out = io::stdout().lock();
     match args.json {
         true => writeln!(out, "{}", serde_json::to_string(&shown).map_err(io::Error::from)?)?,
@@ -207,28 +209,19 @@ fn keep(path: &Path, others: &[ModelResult], result: &ModelResult) -> Result<(),
 const STOPPING: &str = "stopping after this batch; what is measured is kept with --output";
 
 /// Perplexities, then benchmarks by examples, in Markdown.
-fn tables(results: &[&ModelResult], args: &EvalArgs) -> String {
+fn tables(results: &[ModelResult], args: &EvalArgs) -> String {
     let mut out = String::new();
-    let line = |out: &mut String, cells: &[String]| *out += &format!("| {} |\n", cells.join(" | "));
-    let head = |out: &mut String, cells: &[String]| {
-        line(out, cells);
-        *out += &format!("|---|{}\n", "--:|".repeat(cells.len() - 1));
-    };
     if !args.text.is_empty() {
         let titles = ["model", "text", "read", "tokens", "per token", "per byte", "per word", "bits per byte"];
-        head(&mut out, &titles.map(String::from));
+        table_head(&mut out, &titles.map(String::from));
         for result in results {
-            let asked = |text: &&TextResult| {
-                let named = args.text.iter().any(|path| path.display().to_string() == text.text);
-                named && text.window == args.window
-            };
-            for TextResult { text, window, score, .. } in result.texts.iter().filter(asked) {
+            for TextResult { text, window, score, .. } in &result.texts {
                 let read = window.map_or("whole".into(), |window| format!("by {window}"));
                 let numbers = [score.token_perplexity(), score.byte_perplexity(), score.word_perplexity()];
                 let mut cells = vec![result.model.clone(), text.clone(), read, score.tokens.to_string()];
                 cells.extend(numbers.map(|number| format!("{number:.3}")));
                 cells.push(format!("{:.4}", score.bits_per_byte()));
-                line(&mut out, &cells);
+                table_line(&mut out, &cells);
             }
         }
     }
@@ -249,7 +242,7 @@ fn tables(results: &[&ModelResult], args: &EvalArgs) -> String {
             titles.push(format!("{}{mark}", benchmark.title));
         }
         titles.push("average".into());
-        head(&mut out, &titles);
+        table_head(&mut out, &titles);
         for result in results {
             let mut cells = vec![result.model.clone()];
             let mut choices = Vec::new();
@@ -258,7 +251,11 @@ fn tables(results: &[&ModelResult], args: &EvalArgs) -> String {
                     .benchmarks
                     .iter()
                     .find(|old| old.name == benchmark.name && old.shots == usize::from(*shots));
-                let Some(found) = found else { continue };
+                let Some(found) = found else {
+                    // Not asked any more after an interrupt.
+                    cells.extend(vec!["–".into(); if benchmark.name == "lambada_openai" { 2 } else { 1 }]);
+                    continue;
+                };
                 if let Some(Estimate { mean, stderr }) = found.perplexity {
                     cells.push(format!("{mean:.2} ± {stderr:.2}"));
                 } else {
@@ -269,7 +266,7 @@ fn tables(results: &[&ModelResult], args: &EvalArgs) -> String {
             }
             let average = 100.0 * choices.iter().sum::<f64>() / choices.len().max(1) as f64;
             cells.push(if choices.is_empty() { "–".into() } else { format!("{average:.2}") });
-            line(&mut out, &cells);
+            table_line(&mut out, &cells);
         }
     }
     out + "\nAccuracy in percent ± standard error; * acc_norm, the others acc. The average is that of the questions with choices.\n"

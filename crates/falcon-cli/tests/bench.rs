@@ -194,7 +194,10 @@ fn generation_is_timed_after_every_context() {
     assert_eq!(falcon[0]["state"], falcon[1]["state"], "it does not grow");
     // Two layers of 128 keys and 128 values a token, of the context and of four tokens more.
     assert_eq!(transformer[1]["state"], (300 + 4) * 2 * 256 * 4);
-    let wide = run(&["--models", "transformer", "--contexts", "1000000000"]);
-    assert!(String::from_utf8_lossy(&wide.stdout).contains("too large for this memory"), "{}", said(&wide));
+    // Where the system says what is free.
+    if std::path::Path::new("/proc/meminfo").exists() {
+        let wide = run(&["--models", "transformer", "--contexts", "1000000000"]);
+        assert!(String::from_utf8_lossy(&wide.stdout).contains("too large for this memory"), "{}", said(&wide));
+    }
     assert!(said(&run(&["--models", "falcon-9"])).contains("falcon-9"));
 }

@@ -162,5 +162,27 @@ fn a_tokenizer_is_learnt_where_none_is_given() {
     assert!(said.contains("retnet") && said.contains("days"), "{said}");
     let none = lm(&["--data", "nowhere", "--output", "other"], folder.path());
     assert!(String::from_utf8_lossy(&none.stderr).contains("nowhere/lambada_openai.jsonl"));
-    assert!(!folder.path().join("other/transformer-s0").exists(), "nothing is trained before that is known");
+    assert!(!folder.path().join("other").exists(), "nothing is done before that is known");
+    // Where things are is not in what is recorded.
+    let record = LanguageRecord::read(&folder.path().join("out")).unwrap();
+    assert!(record.config.contains("tokenizer = \"tokenizer.json\""), "{}", record.config);
+    // Another text has another tokenizer.
+    fs::write(folder.path().join("train.txt"), "snow lies on the field ".repeat(300)).unwrap();
+    let other = lm(&["--models", "retnet", "--output", "out"], folder.path());
+    assert!(String::from_utf8_lossy(&other.stderr).contains("learnt from another text"));
+}
+
+/// A row that fails does not take the others with it.
+#[test]
+fn the_others_are_run() {
+    let folder = TempDir::new().unwrap();
+    let args = ["--models", "falcon-1a.3,retnet"];
+    fs::create_dir_all(folder.path().join("falcon-1a.3-s0")).unwrap();
+    fs::write(folder.path().join("falcon-1a.3-s0/config.toml"), "not a run").unwrap();
+    let ran = addition(&args, folder.path());
+    let (out, said) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert_eq!(ran.status.code(), Some(2), "{said}");
+    assert!(said.contains("falcon-1a.3, seed 0") && out.contains("| retnet |"), "{said} {out}");
+    let record = AdditionRecord::read(folder.path()).unwrap();
+    assert_eq!(record.rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>(), ["retnet"]);
 }

@@ -74,16 +74,21 @@ pub enum TrainedError {
 }
 
 impl Trained {
+    /// The folder of the model that [`Trained::open`] would open.
+    pub fn check(path: &Path) -> Result<PathBuf, TrainedError> {
+        if path.join(CONFIG_FILE).is_file() {
+            Ok(path.to_path_buf())
+        } else if path.join(RUN_FILE).is_file() {
+            best_checkpoint(path)?.ok_or_else(|| TrainedError::Early { path: path.into() })
+        } else {
+            Err(TrainedError::None { path: path.into() })
+        }
+    }
+
     /// From a run's folder, whose best checkpoint it takes, or from a folder with a model. The tokenizer is the one named, or that beside the
     /// model or in a folder above it.
     pub fn open(path: &Path, tokenizer: Option<&str>, device: &Device) -> Result<Self, TrainedError> {
-        let folder = if path.join(CONFIG_FILE).is_file() {
-            path.to_path_buf()
-        } else if path.join(RUN_FILE).is_file() {
-            best_checkpoint(path)?.ok_or_else(|| TrainedError::Early { path: path.into() })?
-        } else {
-            return Err(TrainedError::None { path: path.into() });
-        };
+        let folder = Self::check(path)?;
         let tokenizer = match tokenizer {
             Some(name) => Tokenizer::open(name)?,
             None => {

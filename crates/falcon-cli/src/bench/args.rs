@@ -110,8 +110,7 @@ pub struct TrainBenchArgs {
 
 impl TrainBenchArgs {
     pub(super) fn threads(&self) -> usize {
-        let all = || std::thread::available_parallelism().map_or(1, Into::into);
-        self.threads.unwrap_or_else(all)
+        self.threads.unwrap_or_else(all_cores)
     }
 
     pub(super) fn python(&self) -> PathBuf {
@@ -176,6 +175,11 @@ pub struct KernelsArgs {
     /// Answer timing requests, a line of JSON each, until stdin ends: how other programs interleave with this one.
     #[arg(long, hide = true)]
     pub serve: bool,
+}
+
+/// As many threads as there are cores.
+pub(super) fn all_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, Into::into)
 }
 
 /// A number from 1 to `most`.

@@ -13,10 +13,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::Table;
-use super::args::GenerateBenchArgs;
+use super::args::{GenerateBenchArgs, all_cores};
 use super::error::BenchError;
 use super::table::Text;
-use crate::progress::bar;
+use crate::progress::{bar, with_spinner};
+use crate::train::use_threads;
 
 /// Tokens of GPT-2.
 const VOCABULARY: usize = 50_257;
@@ -29,19 +30,17 @@ const WARM: usize = 2;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Answer {
     context: usize,
-    /// Seconds a token, the median.
-    seconds: f64,
-    /// Bytes of what is kept of the context.
+    /// Seconds a token, the median; none if it does not fit.
+    seconds: Option<f64>,
+    /// Bytes of what is kept of the context, or would be.
     state: usize,
-    /// Bytes resident after generation.
+    /// Bytes resident after generation; freed memory is kept, so that this is the most it ever was.
     resident: Option<u64>,
-    /// Bytes that would be needed, where they are not there.
-    too_large: Option<u64>,
 }
 
 /// Times everything asked for, every model in a process of its own; one whose state grows, every context.
 pub(super) fn run(args: &GenerateBenchArgs) -> Result<Table, BenchError> {
-    let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into));
+    let threads = args.threads.unwrap_or_else(all_cores);
     let mut contexts = args.contexts.clone();
     contexts.sort_unstable();
     contexts.dedup();
@@ -63,22 +62,21 @@ pub(super) fn run(args: &GenerateBenchArgs) -> Result<Table, BenchError> {
         for contexts in contexts.chunks(each.max(1)) {
             for answer in ask(args, name, contexts, threads)? {
                 let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
-                let speed = |value: f64, digits: usize| match answer.too_large {
-                    Some(_) => "–".into(),
-                    None => format!("{value:.digits$}"),
+                let shown = |value: Option<f64>, digits: usize| {
+                    value.map_or("–".into(), |value| format!("{value:.digits$}"))
                 };
                 text.row(vec![
                     name.clone(),
                     config.parameter_count().to_string(),
                     answer.context.to_string(),
-                    speed(1.0 / answer.seconds, 2),
-                    speed(1e3 * answer.seconds, 1),
-                    mib(answer.too_large.unwrap_or(answer.state as u64)),
-                    answer.resident.filter(|_| answer.too_large.is_none()).map_or("–".into(), mib),
-                    match (answer.too_large, grows) {
-                        (Some(_), _) => "too large for this memory".into(),
-                        (None, true) => "made up".into(),
-                        (None, false) => "read".into(),
+                    shown(answer.seconds.map(f64::recip), 2),
+                    shown(answer.seconds.map(|seconds| 1e3 * seconds), 1),
+                    mib(answer.state as u64),
+                    answer.resident.map_or("–".into(), mib),
+                    match (answer.seconds, grows) {
+                        (None, _) => "too large for this memory".into(),
+                        (Some(_), true) => "made up".into(),
+                        (Some(_), false) => "read".into(),
                     },
                 ]);
                 rows.push(json!({
@@ -124,31 +122,29 @@ fn ask(
 
 /// Measures one model in this process, and prints an answer a line.
 pub(super) fn measure(args: &GenerateBenchArgs) -> Result<(), BenchError> {
-    if let Some(threads) = args.threads {
-        // Fails only if there is a pool already, and then the number stays what it is.
-        let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
-    }
+    use_threads(args.threads.and_then(|threads| threads.try_into().ok()));
     for name in &args.models {
         let config = ModelConfig::preset(name, &args.size, VOCABULARY)?;
         let grows = config.mixer.is_softmax();
         let mut stream: Option<Stream> = None;
         for &context in &args.contexts {
-            let weights = config.parameter_count() * size_of::<f32>();
-            let needed = (if grows { cache_bytes(&config, context) } else { 0 } + weights) as u64;
-            // Something is needed to compute with, too.
+            let cache = if grows { cache_bytes(&config, context) } else { 0 };
+            // What is resident already need not be free; and something is needed to compute with.
+            let weights = if stream.is_none() { config.parameter_count() * size_of::<f32>() } else { 0 };
+            let needed = (cache + weights) as u64;
             let answer = if memory::available().is_some_and(|free| needed + needed / 10 > free) {
-                Answer { context, seconds: 0.0, state: 0, resident: None, too_large: Some(needed) }
+                Answer { context, seconds: None, state: cache, resident: None }
             } else {
                 let stream = match &mut stream {
                     Some(stream) => stream,
-                    none => none.insert(Stream::new(&config)?),
+                    none => none.insert(with_spinner("making weights", || Stream::new(&config))?),
                 };
                 if grows {
-                    stream.fill(context)
+                    with_spinner("making up a cache", || stream.fill(context));
                 } else {
-                    stream.read(name, context)
+                    stream.read(name, context);
                 }
-                stream.generate(context, args.tokens)
+                with_spinner("generating", || stream.generate(args.tokens))
             };
             writeln!(io::stdout(), "{}", serde_json::to_string(&answer).map_err(io::Error::from)?)?;
         }
@@ -219,8 +215,8 @@ impl Stream {
     }
 
     /// Goes on by the likeliest tokens.
-    fn generate(&mut self, context: usize, tokens: usize) -> Answer {
-        let mut next = 0;
+    fn generate(&mut self, tokens: usize) -> Answer {
+        let (context, mut next) = (self.position, 0);
         let mut seconds = Vec::new();
         for step in 0..WARM + tokens {
             let begin = Instant::now();
@@ -234,6 +230,6 @@ impl Stream {
         self.position += WARM + tokens;
         seconds.sort_by(f64::total_cmp);
         let (state, resident) = (self.state.bytes(), memory::resident());
-        Answer { context, seconds: seconds[seconds.len() / 2], state, resident, too_large: None }
+        Answer { context, seconds: Some(seconds[seconds.len() / 2]), state, resident }
     }
 }

@@ -32,11 +32,10 @@ pub(super) fn run(args: &AdditionArgs) -> Result<Outcome, ReproduceError> {
     let done = run_all(&plan, |planned, show| {
         run_row(&planned.row, &planned.config, scale.samples, &planned.folder, show)
     })?;
-    let Some(rows) = done else { return Ok(Outcome::Interrupted) };
     let first = &plan[0].config;
     let TaskConfig::Addition(task) = &first.task else { unreachable!("the task is addition") };
     let ablation = args.ablation.map(|Ablation::Timing| "--ablation timing".to_string());
-    let record = AdditionRecord {
+    finish(&args.rows, &plan, &output, done, |rows| AdditionRecord {
         scale: scale.name.into(),
         command: command("addition", &args.rows, ablation.into_iter().collect()),
         version: env!("CARGO_PKG_VERSION").into(),
@@ -45,8 +44,7 @@ pub(super) fn run(args: &AdditionArgs) -> Result<Outcome, ReproduceError> {
         samples: scale.samples,
         config: first.to_toml(),
         rows,
-    };
-    finish(&args.rows, &record, &plan, &output)
+    })
 }
 
 /// Which key meets a value, and when a token reads: all four.

@@ -87,15 +87,15 @@ pub struct LanguageArgs {
     pub rows: RowsArgs,
 
     /// The text to learn from: a file or a folder, as for `falcon train --task text`.
-    #[arg(long, value_name = "TEXT", required_unless_present = "from", conflicts_with = "from")]
+    #[arg(long, value_name = "TEXT", required_unless_present_any = ["from", "estimate"], conflicts_with = "from")]
     pub train: Option<PathBuf>,
 
     /// The text to be measured on, while training and after it.
-    #[arg(long, value_name = "TEXT", required_unless_present = "from", conflicts_with = "from")]
+    #[arg(long, value_name = "TEXT", required_unless_present_any = ["from", "estimate"], conflicts_with = "from")]
     pub valid: Option<PathBuf>,
 
     /// The tokenizer: bytes, a tokenizer.json, or a folder with vocab.json and merges.txt; one of 4096 tokens is learnt from the training
-    /// text if not given.
+    /// text, 16 MiB of it at most, if not given.
     #[arg(long, value_name = "NAME", conflicts_with = "from")]
     pub tokenizer: Option<String>,
 
@@ -108,14 +108,14 @@ pub struct LanguageArgs {
     pub data: Option<PathBuf>,
 
     /// Examples before each question: 0, 1, or both.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "0,1", value_parser = clap::value_parser!(u8).range(0..=8))]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "0,1", requires = "data", value_parser = clap::value_parser!(u8).range(0..=8))]
     pub shots: Vec<u8>,
 
-    /// Questions of each benchmark, at most; those of the scale if not given.
-    #[arg(long, value_name = "N", conflicts_with = "from")]
+    /// Questions of each benchmark, at most, from all over its file; those of the scale if not given.
+    #[arg(long, value_name = "N", requires = "data")]
     pub limit: Option<usize>,
 
-    /// Train nothing: time a step of every row, and say what the runs would take on this machine.
+    /// Train nothing: time a step of every row, and say what training would take on this machine, at best. Needs --tokenizer, and no text.
     #[arg(long, conflicts_with = "from", requires = "tokenizer")]
     pub estimate: bool,
 }
@@ -186,7 +186,7 @@ EXAMPLES
 
   falcon reproduce lm --train books.txt.xz --valid other.txt
   falcon reproduce lm --scale small --train books/ --valid held-out.txt --text wiki.txt --data eval/
-  falcon reproduce lm --scale paper --tokenizer gpt2/ --train web/ --valid held-out.txt --estimate
+  falcon reproduce lm --scale paper --tokenizer gpt2/ --estimate
   falcon reproduce lm --from results/lm/small --into README.md
 
   What a line of eval/NAME.jsonl is, `falcon eval --help` says. Stopped by Ctrl-C or a kill, the

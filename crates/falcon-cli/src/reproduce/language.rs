@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use falcon_lm::data::{Source, TOKENIZER_FILE, Tokenizer, sample};
+use falcon_lm::data::{Source, TOKENIZER_FILE, Tokenizer, digest, sample};
 use falcon_lm::evaluate::BENCHMARKS;
 use falcon_lm::reproduce::Row;
 use falcon_lm::reproduce::language::{Corpus, Estimate, LanguageRecord, SCALES, config, estimate, exam, run_row};
 use falcon_lm::train::Outcome;
+use falcon_nn::write_file;
 use serde_json::json;
 
 use super::{
@@ -29,18 +30,22 @@ pub(super) fn run(args: &LanguageArgs) -> Result<Outcome, ReproduceError> {
     use_threads(args.rows.threads);
     let scale = &SCALES[args.rows.scale as usize];
     let output = output(&args.rows, &format!("lm-{}", scale.name));
-    let path = |path: &Option<_>| path.clone().expect("required without --from");
-    let mut corpus = Corpus { train: path(&args.train), valid: path(&args.valid), tokenizer: String::new() };
-    corpus.tokenizer = match &args.tokenizer {
-        Some(name) => name.clone(),
-        None => learn(&corpus.train, &output)?,
+    let path = |path: &Option<PathBuf>| path.clone().unwrap_or_else(|| "none".into());
+    let corpus = |tokenizer: &str| Corpus {
+        train: path(&args.train),
+        valid: path(&args.valid),
+        tokenizer: tokenizer.into(),
     };
     let rows: Vec<Row> = rows(&args.rows, scale).iter().map(|model| Row::of(model)).collect();
-    let plan = plan(rows, &args.rows, scale, &output, |row, seed, more| config(&corpus, scale, row, seed, more))?;
+    let plan_with = |tokenizer: &str| {
+        let corpus = corpus(tokenizer);
+        plan(rows.clone(), &args.rows, scale, &output, |row, seed, more| config(&corpus, scale, row, seed, more))
+    };
+    // All that can be wrong first: it should not be found after an hour. A tokenizer of bytes stands in for one to be learnt.
+    let plan = plan_with(args.tokenizer.as_deref().unwrap_or("bytes"))?;
     if args.estimate {
         return show_estimates(args, &plan);
     }
-    // All that can be wrong first: it should not be found after an hour.
     let shots: Vec<usize> = args.shots.iter().map(|shots| usize::from(*shots)).collect();
     let mut exam = exam(&plan[0].config, &args.text, &shots);
     if let Some(folder) = &args.data {
@@ -48,35 +53,50 @@ pub(super) fn run(args: &LanguageArgs) -> Result<Outcome, ReproduceError> {
         exam.ask(&all, folder, args.limit.unwrap_or(scale.samples))?;
     }
     exam.check()?;
+    let plan = match args.tokenizer {
+        Some(_) => plan,
+        None => plan_with(&learn(&path(&args.train), &output)?)?,
+    };
     let done = run_all(&plan, |planned, show| {
         let name = format!("{} seed {}", planned.row.name, planned.seed);
         let Planned { row, config, folder, .. } = planned;
         run_row(row, config, &exam, folder, show, &mut measuring(&name, SAVING))
     })?;
-    let Some(rows) = done else { return Ok(Outcome::Interrupted) };
-    let record = LanguageRecord {
+    finish(&args.rows, &plan, &output, done, |rows| LanguageRecord {
         scale: scale.name.into(),
         command: command("lm", &args.rows, words(args)),
         version: env!("CARGO_PKG_VERSION").into(),
         machine: machine(),
-        config: plan[0].config.to_toml(),
+        // Where the output goes is nobody's business.
+        config: plan[0].config.to_toml().replace(&format!("{}/", output.display()), ""),
         rows,
-    };
-    finish(&args.rows, &record, &plan, &output)
+    })
 }
+
+/// Name of what tells the text that a tokenizer was learnt from.
+const LEARNT_FROM: &str = "tokenizer.from";
 
 /// The tokenizer in the output's folder, learnt if it is not there.
 fn learn(train: &Path, output: &Path) -> Result<String, ReproduceError> {
-    let path = output.join(TOKENIZER_FILE);
-    if !path.exists() {
-        let source = Source::open(train)?;
-        with_spinner("learning a tokenizer", || {
-            let texts = sample(&[source], SAMPLE)?;
-            let tokenizer = Tokenizer::learn(VOCABULARY, texts.into_iter())?;
-            fs::create_dir_all(output).map_err(|error| ReproduceError::Io { path: output.into(), error })?;
-            Ok::<_, ReproduceError>(tokenizer.save(&path)?)
-        })?;
-    }
+    let (path, from) = (output.join(TOKENIZER_FILE), output.join(LEARNT_FROM));
+    let source = Source::open(train)?;
+    with_spinner("learning a tokenizer", || {
+        let texts = sample(&[source], SAMPLE)?;
+        let text = digest(&texts) + "\n";
+        if path.exists() {
+            let same = fs::read_to_string(&from).is_ok_and(|known| known == text);
+            return if same { Ok(()) } else { Err(ReproduceError::OtherText { path: path.clone() }) };
+        }
+        let tokenizer = Tokenizer::learn(VOCABULARY, texts.into_iter())?;
+        let io = |path: &Path| {
+            let path = path.to_path_buf();
+            move |error| ReproduceError::Io { path, error }
+        };
+        fs::create_dir_all(output).map_err(io(output))?;
+        // First what tells, so that a tokenizer is never without it.
+        write_file(&from, text.as_bytes()).map_err(io(&from))?;
+        Ok(tokenizer.save(&path)?)
+    })?;
     Ok(path.to_string_lossy().into_owned())
 }
 
@@ -125,7 +145,11 @@ fn show_estimates(args: &LanguageArgs, plan: &[Planned]) -> Result<Outcome, Repr
     } else {
         let threads = rayon::current_num_threads();
         write!(out, "{text}")?;
-        writeln!(out, "\nall of it, {seeds} seed(s) a row: {days:.1} days; {}, {threads} threads", machine())?;
+        writeln!(
+            out,
+            "\ntraining alone, {seeds} seed(s) a row: {days:.1} days of {threads} threads; {}",
+            machine()
+        )?;
     }
     Ok(Outcome::Finished)
 }

@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use falcon_lm::config::{Layer, RunConfig, RunConfigError};
 use falcon_lm::data::{CacheError, SourceError, TokenizerError};
 use falcon_lm::evaluate::BenchmarkError;
-use falcon_lm::report::{ReportError, RunRecord, page};
+use falcon_lm::report::{RunRecord, page};
 use falcon_lm::reproduce::{RESULTS_FILE, RecordError, Results, Row, RowError, Scale};
 use falcon_lm::train::Outcome;
 use falcon_nn::write_file;
@@ -40,9 +40,15 @@ pub enum ReproduceError {
     /// Results cannot be kept or read.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// Runs cannot be read for the page.
-    #[error(transparent)]
-    Report(#[from] ReportError),
+    /// A tokenizer of other text is where one should be learnt.
+    #[error(
+        "{}: learnt from another text; use it by --tokenizer, or give --output another folder",
+        path.display()
+    )]
+    OtherText {
+        /// The tokenizer.
+        path: PathBuf,
+    },
     /// A text cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),
@@ -147,45 +153,67 @@ fn plan(
     Ok(plan)
 }
 
-/// What becomes of all runs, one after the other. None if it was interrupted.
+/// What became of all runs.
+struct Done<T> {
+    /// Of those that came to their end, in order.
+    rows: Vec<T>,
+    outcome: Outcome,
+    /// The first that could not.
+    failed: Option<ReproduceError>,
+}
+
+/// Runs one after the other. One that fails does not keep the others from being run.
 fn run_all<T>(
     plan: &[Planned],
     run: impl Fn(&Planned, &mut Show) -> Result<Option<T>, RowError>,
-) -> Result<Option<Vec<T>>, ReproduceError> {
-    let mut done = Vec::new();
+) -> Result<Done<T>, ReproduceError> {
+    let mut done = Done { rows: Vec::new(), outcome: Outcome::Finished, failed: None };
     for (index, planned) in plan.iter().enumerate() {
         let Planned { row: Row { name, .. }, seed, config, .. } = planned;
         let about = format!("{}/{} {name} seed {seed}", index + 1, plan.len());
         let mut show = Show::new(config, asked_to_stop(SAVING)).about(about);
         let result = run(planned, &mut show);
         show.clear();
-        let row = |error| ReproduceError::Row { name: name.clone(), seed: *seed, error: Box::new(error) };
-        let Some(result) = result.map_err(row)? else {
-            writeln!(io::stderr(), "interrupted and saved: the same command goes on")?;
-            return Ok(None);
-        };
-        done.push(result);
+        match result {
+            Ok(Some(row)) => done.rows.push(row),
+            Ok(None) => {
+                writeln!(io::stderr(), "interrupted and saved: the same command goes on")?;
+                done.outcome = Outcome::Interrupted;
+                break;
+            }
+            Err(error) => {
+                let error = ReproduceError::Row { name: name.clone(), seed: *seed, error: Box::new(error) };
+                writeln!(io::stderr(), "{error}; going on with the others")?;
+                done.failed.get_or_insert(error);
+            }
+        }
     }
-    Ok(Some(done))
+    Ok(done)
 }
 
-/// Writes results and the page of all runs, and prints the tables.
-fn finish<R: Results>(
+/// Writes results and the page of all runs, and prints the tables: of what there is, if not all could be run.
+fn finish<T, R: Results>(
     args: &RowsArgs,
-    record: &R,
     plan: &[Planned],
     output: &Path,
+    done: Done<T>,
+    record: impl FnOnce(Vec<T>) -> R,
 ) -> Result<Outcome, ReproduceError> {
-    record.write(output)?;
-    let runs = plan.iter().map(|planned| RunRecord::read(&planned.folder)).collect::<Result<Vec<_>, _>>()?;
-    let path = output.join("report.html");
-    write_file(&path, page(&runs).as_bytes()).map_err(|error| ReproduceError::Io { path, error })?;
-    print(args, record)?;
-    if !args.json {
-        let made = record.files().into_iter().map(|(name, _)| name).chain(["report.html", RESULTS_FILE]);
-        writeln!(io::stdout(), "\n{}: {}", output.display(), made.collect::<Vec<_>>().join(", "))?;
+    if !done.rows.is_empty() {
+        let record = record(done.rows);
+        record.write(output)?;
+        // Of one that failed or is to come, there may be nothing to show.
+        let runs: Vec<RunRecord> =
+            plan.iter().filter_map(|planned| RunRecord::read(&planned.folder).ok()).collect();
+        let path = output.join("report.html");
+        write_file(&path, page(&runs).as_bytes()).map_err(|error| ReproduceError::Io { path, error })?;
+        print(args, &record)?;
+        if !args.json {
+            let made = record.files().into_iter().map(|(name, _)| name).chain(["report.html", RESULTS_FILE]);
+            writeln!(io::stdout(), "\n{}: {}", output.display(), made.collect::<Vec<_>>().join(", "))?;
+        }
     }
-    Ok(Outcome::Finished)
+    done.failed.map_or(Ok(done.outcome), Err)
 }
 
 /// What was asked for, but for where it goes; `more` is the experiment's own.

@@ -6,5 +6,5 @@ mod tokenizer;
 
 pub(crate) use self::cache::hex;
 pub use self::cache::{CacheError, Tokens, Totals, folder as cache_folder};
-pub use self::source::{FileStamp, Piece, Source, SourceError, sample};
+pub use self::source::{FileStamp, Piece, Source, SourceError, digest, sample};
 pub use self::tokenizer::{TOKENIZER_FILE, TextStream, Tokenizer, TokenizerError};

@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use thiserror::Error;
+
+use super::cache::hex;
 
 /// Why text cannot be read.
 #[derive(Debug, Error)]
@@ -121,6 +124,16 @@ impl Source {
         }
         if any { Ok(()) } else { Err(SourceError::Empty { path: self.root.clone() }.into()) }
     }
+}
+
+/// What tells texts from others: their hash.
+pub fn digest(texts: &[String]) -> String {
+    let mut hash = Sha256::new();
+    for text in texts {
+        hash.update((text.len() as u64).to_le_bytes());
+        hash.update(text);
+    }
+    hex(&hash.finalize())
 }
 
 /// About `most` bytes of text: of every file a part, from its beginning.

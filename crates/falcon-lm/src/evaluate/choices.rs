@@ -222,12 +222,15 @@ impl Benchmark {
         BENCHMARKS.iter().find(|benchmark| benchmark.name == name)
     }
 
-    /// The questions in a file, a JSON object a line; the first `limit` of them, which must be more than `shots`.
+    /// The questions in a file, a JSON object a line; `limit` of them from all over the file, which must be more than `shots`. (Files are
+    /// seldom shuffled: the first third of HellaSwag is another kind of text than the rest.)
     pub fn read(&self, path: &Path, limit: usize, shots: usize) -> Result<Vec<Item>, BenchmarkError> {
         let text = fs::read_to_string(path).map_err(|error| BenchmarkError::Io { path: path.into(), error })?;
-        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).take(limit);
-        let items: Result<Vec<Item>, _> = lines
-            .map(|(index, line)| {
+        let lines: Vec<_> = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).collect();
+        let count = limit.min(lines.len());
+        let items: Result<Vec<Item>, _> = (0..count)
+            .map(|item| {
+                let (index, line) = lines[item * lines.len() / count];
                 let wrong = |error| BenchmarkError::Line { path: path.into(), line: index + 1, error };
                 let line: Line = serde_json::from_str(line).map_err(|error| wrong(error.to_string()))?;
                 Item::of(self.form, line).map_err(wrong)
@@ -305,17 +308,23 @@ impl Benchmark {
             requests.split_at(items[..shots.min(items.len())].iter().map(|item| item.ways.len()).sum());
         let mut answers = likelihoods(model, first, &mut |done| progress(done, all))?;
         answers.extend(likelihoods(model, rest, &mut |done| progress(first.len() + done, all))?);
-        Some(BenchmarkResult { fingerprint: fingerprint(requests), ..self.grade(items, &answers, shots) })
+        Some(BenchmarkResult { fingerprint: fingerprint(items, requests), ..self.grade(items, &answers, shots) })
     }
 }
 
-/// What tells requests from others: the beginning of a hash.
-pub fn fingerprint(requests: &[Request]) -> String {
+/// What tells questions, as they are asked, from others: the beginning of a hash.
+pub(super) fn fingerprint(items: &[Item], requests: &[Request]) -> String {
     let mut hash = Sha256::new();
+    let mut add = |number: usize| hash.update((number as u64).to_le_bytes());
+    for Item { ways, lengths, gold, .. } in items {
+        add(ways.len());
+        add(*gold);
+        lengths.iter().for_each(|length| add(*length));
+    }
     for Request { context, continuation } in requests {
         for part in [context, continuation] {
-            hash.update((part.len() as u64).to_le_bytes());
-            part.iter().for_each(|token| hash.update(token.to_le_bytes()));
+            add(part.len());
+            part.iter().for_each(|token| add(*token as usize));
         }
     }
     hex(&hash.finalize()[..8])
@@ -458,6 +467,34 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn a_part_is_from_all_over_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.jsonl");
+        let line = |i: usize| format!(r#"{{"question": "q{i}", "choices": ["a", "b"], "gold": 0}}"#);
+        fs::write(&path, (0..10).map(|i| line(i) + "\n\n").collect::<String>()).unwrap();
+        let benchmark = Benchmark::named("openbookqa").unwrap();
+        let asked = |limit: usize| -> Vec<String> {
+            benchmark.read(&path, limit, 0).unwrap().into_iter().map(|item| item.contexts[0].clone()).collect()
+        };
+        assert_eq!(asked(4), ["q0", "q2", "q5", "q7"]);
+        assert_eq!((asked(10).len(), asked(99).len()), (10, 10));
+    }
+
+    /// Another answer to the same words is another question.
+    #[test]
+    fn questions_are_told_apart() {
+        let of = |gold: usize, choices: &str| {
+            let line = format!(r#"{{"question": "q", "choices": {choices}, "gold": {gold}}}"#);
+            let items = items("piqa", &[&line]);
+            let requests = Benchmark::named("piqa").unwrap().requests(&items, &Tokenizer::bytes(), 0);
+            fingerprint(&items, &requests)
+        };
+        let known = of(0, r#"["a", "b"]"#);
+        assert_eq!(known, of(0, r#"["a", "b"]"#));
+        assert!(known != of(1, r#"["a", "b"]"#) && known != of(0, r#"["a", "c"]"#));
     }
 
     #[test]

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Benchmark, BenchmarkError, BenchmarkResult, Item, Reading, TextScore, fingerprint, text_score};
+use super::choices::fingerprint;
+use super::{Benchmark, BenchmarkError, BenchmarkResult, Item, Reading, TextScore, text_score};
 use crate::data::{CacheError, Source, Tokens, cache_folder};
 use crate::trained::Trained;
 
@@ -81,71 +82,159 @@ impl Exam {
         self.texts.iter().try_for_each(|path| Source::open(path).map(drop).map_err(CacheError::from))
     }
 
-    /// Measures what `result` does not have yet, and gives it to `keep` after every part. False if it was interrupted.
+    /// Measures what `known` does not have yet, and gives `known` to `keep` after every part. Returns what was asked, in order, from what is
+    /// known now; `complete` says whether that is all.
     pub fn take<E: From<CacheError>>(
         &self,
         trained: &Trained,
-        result: &mut ModelResult,
+        known: &mut ModelResult,
         keep: &mut dyn FnMut(&ModelResult) -> Result<(), E>,
         progress: &mut Progress<'_>,
-    ) -> Result<bool, E> {
-        Ok(self.read(trained, result, keep, progress)? && self.answer(trained, result, keep, progress)?)
+    ) -> Result<Answers, E> {
+        let mut asked = ModelResult { texts: Vec::new(), benchmarks: Vec::new(), ..known.clone() };
+        let complete = self.read(trained, known, &mut asked, keep, progress)?
+            && self.answer(trained, known, &mut asked, keep, progress)?;
+        Ok(Answers { asked, complete })
     }
 
+    /// False if it was interrupted.
     fn read<E: From<CacheError>>(
         &self,
         Trained { model, tokenizer, .. }: &Trained,
-        result: &mut ModelResult,
+        known: &mut ModelResult,
+        asked: &mut ModelResult,
         keep: &mut dyn FnMut(&ModelResult) -> Result<(), E>,
         progress: &mut Progress<'_>,
     ) -> Result<bool, E> {
         for path in &self.texts {
             let name = path.display().to_string();
+            progress(&name, 0, 0);
             let source = Source::open(path).map_err(CacheError::from)?;
-            let text = Tokens::open(&source, tokenizer, &cache_folder(), &mut |bytes| {
-                progress(&format!("{name}: bytes made into tokens"), bytes, 0)
-            })?;
-            let same = |old: &TextResult| {
+            let opened = Tokens::open(&source, tokenizer, &cache_folder(), &mut |bytes| {
+                progress(&format!("{name}: {} MiB made into tokens", bytes >> 20), 0, 0)
+            });
+            let text = match opened {
+                Err(CacheError::Interrupted) => return Ok(false),
+                opened => opened?,
+            };
+            let same = |old: &&TextResult| {
                 old.text == name && old.fingerprint == text.fingerprint() && old.window == self.window
             };
-            if result.texts.iter().any(same) {
+            if let Some(old) = known.texts.iter().find(same) {
+                asked.texts.push(old.clone());
                 continue;
             }
             let reading = self.window.map_or(Reading::Whole, |window| Reading::Windows(window as usize));
             let score = text_score(model, &text, reading, &mut |done, all| progress(&name, done, all));
             let Some(score) = score else { return Ok(false) };
-            let (fingerprint, window) = (text.fingerprint().to_string(), self.window);
-            result.texts.retain(|old| old.text != name || old.window != window);
-            result.texts.push(TextResult { text: name, fingerprint, window, score });
-            keep(result)?;
+            let fingerprint = text.fingerprint().to_string();
+            let found = TextResult { text: name, fingerprint, window: self.window, score };
+            known.texts.push(found.clone());
+            asked.texts.push(found);
+            keep(known)?;
         }
         Ok(true)
     }
 
+    /// False if it was interrupted.
     fn answer<E: From<CacheError>>(
         &self,
         Trained { model, tokenizer, .. }: &Trained,
-        result: &mut ModelResult,
+        known: &mut ModelResult,
+        asked: &mut ModelResult,
         keep: &mut dyn FnMut(&ModelResult) -> Result<(), E>,
         progress: &mut Progress<'_>,
     ) -> Result<bool, E> {
         for (benchmark, items) in &self.questions {
             for &shots in &self.shots {
+                let title = format!("{}, {shots}-shot", benchmark.title);
+                progress(&title, 0, 0);
                 let requests = benchmark.requests(items, tokenizer, shots);
-                let same = |old: &BenchmarkResult| old.name == benchmark.name && old.shots == shots;
-                let asked = fingerprint(&requests);
-                if result.benchmarks.iter().any(|old| same(old) && old.fingerprint == asked) {
+                let print = fingerprint(items, &requests);
+                let same = |old: &&BenchmarkResult| {
+                    old.name == benchmark.name && old.shots == shots && old.fingerprint == print
+                };
+                if let Some(old) = known.benchmarks.iter().find(same) {
+                    asked.benchmarks.push(old.clone());
                     continue;
                 }
-                let title = format!("{}, {shots}-shot", benchmark.title);
                 let found =
                     benchmark.run(model, items, &requests, shots, &mut |done, all| progress(&title, done, all));
                 let Some(found) = found else { return Ok(false) };
-                result.benchmarks.retain(|old| !same(old));
-                result.benchmarks.push(found);
-                keep(result)?;
+                known.benchmarks.push(found.clone());
+                asked.benchmarks.push(found);
+                keep(known)?;
             }
         }
         Ok(true)
+    }
+}
+
+/// What came of an [`Exam`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answers {
+    /// What was asked and is known, in order.
+    pub asked: ModelResult,
+    /// Whether that is all that was asked; if not, it was interrupted.
+    pub complete: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use burn::tensor::Device;
+    use falcon_nn::ModelConfig;
+
+    use super::*;
+    use crate::data::Tokenizer;
+
+    fn trained(seed: u64) -> Trained {
+        let config = ModelConfig::preset("falcon-1a.3", "micro", 257).unwrap();
+        let model = config.init(seed, &Device::flex()).unwrap();
+        Trained { model, tokenizer: Tokenizer::bytes(), folder: PathBuf::new(), weights: format!("{seed}") }
+    }
+
+    /// Measures `gold` of two choices, and tells how often something was kept.
+    fn take(folder: &Path, gold: usize, known: &mut ModelResult) -> (Answers, usize) {
+        let line = format!(r#"{{"question": "q", "choices": ["a", "b"], "gold": {gold}}}"#);
+        fs::write(folder.join("piqa.jsonl"), [line.as_str(), &line].join("\n")).unwrap();
+        let mut exam = Exam { shots: vec![0, 1], ..Exam::default() };
+        exam.ask(&[Benchmark::named("piqa").unwrap()], folder, usize::MAX).unwrap();
+        let mut kept = 0;
+        let mut keep = |_: &ModelResult| -> Result<(), CacheError> {
+            kept += 1;
+            Ok(())
+        };
+        let answers = exam.take(&trained(0), known, &mut keep, &mut |_, _, _| true).unwrap();
+        (answers, kept)
+    }
+
+    #[test]
+    fn what_is_known_is_not_measured_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut known = ModelResult::new("m".into(), &trained(0));
+        let (first, kept) = take(folder.path(), 0, &mut known);
+        assert_eq!((first.complete, first.asked.benchmarks.len(), kept), (true, 2, 2));
+        let (again, kept) = take(folder.path(), 0, &mut known);
+        assert_eq!((again, kept), (first.clone(), 0));
+        // Other answers are other questions; those before stay known.
+        let (other, kept) = take(folder.path(), 1, &mut known);
+        let [before, after] = [&first, &other].map(|answers| answers.asked.benchmarks[0].acc.mean);
+        assert_eq!((before + after, kept, known.benchmarks.len()), (1.0, 2, 4));
+        assert_eq!(take(folder.path(), 0, &mut known), (first, 0));
+    }
+
+    #[test]
+    fn an_interrupt_keeps_what_was_done() {
+        let folder = tempfile::tempdir().unwrap();
+        let line = r#"{"question": "q", "choices": ["a", "b"], "gold": 1}"#;
+        fs::write(folder.path().join("piqa.jsonl"), line).unwrap();
+        let mut exam = Exam { shots: vec![0], ..Exam::default() };
+        exam.ask(&[Benchmark::named("piqa").unwrap()], folder.path(), 5).unwrap();
+        let mut known = ModelResult::new("m".into(), &trained(0));
+        let mut keep = |_: &ModelResult| -> Result<(), CacheError> { Ok(()) };
+        let answers = exam.take(&trained(0), &mut known, &mut keep, &mut |_, _, _| false).unwrap();
+        assert!(!answers.complete && answers.asked.benchmarks.is_empty());
     }
 }

@@ -10,9 +10,9 @@ use std::ops::AddAssign;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use falcon_nn::{Model, Prediction, predictions};
 
-pub use self::choices::{BENCHMARKS, Benchmark, BenchmarkError, BenchmarkResult, Estimate, Item, fingerprint};
+pub use self::choices::{BENCHMARKS, Benchmark, BenchmarkError, BenchmarkResult, Estimate, Item};
 pub use self::likelihood::{Likelihood, Request, likelihoods};
-pub use self::measure::{Exam, ModelResult, Progress, TextResult};
+pub use self::measure::{Answers, Exam, ModelResult, Progress, TextResult};
 pub use self::perplexity::{Reading, TextScore, text_score};
 use crate::tasks::{Batch, Split};
 use crate::train::Scores;

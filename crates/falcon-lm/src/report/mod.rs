@@ -10,6 +10,7 @@
 mod chart;
 mod curves;
 mod html;
+mod markdown;
 mod run;
 mod scale;
 mod series;
@@ -19,6 +20,7 @@ mod tests;
 
 use std::fmt::Write;
 
+pub use markdown::{table_head, table_line};
 pub use run::{ReportError, RunRecord};
 
 pub(crate) use html::{escape, thousands};

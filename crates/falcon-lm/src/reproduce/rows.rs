@@ -57,17 +57,19 @@ pub(super) fn config(
     seed: u64,
     more: &[Layer],
 ) -> Result<RunConfig, RunConfigError> {
+    let of_row = row.set.iter().map(|set| Layer::set(set)).collect::<Result<Vec<_>, _>>()?;
     for (section, key) in [("model", "preset"), ("task", "name"), ("train", "seed")] {
-        if let Some(layer) = more.iter().find(|layer| layer.has(section, key)) {
+        if let Some(layer) = of_row.iter().chain(more).find(|layer| layer.has(section, key)) {
             let what = "what the rows and seeds of the table are; use --models and --seeds";
             return Err(layer.refused(section, key, what));
         }
     }
     let mut layers = task.to_vec();
     layers.push(Layer::of("model", "preset", row.preset.as_str()));
-    for set in scale.set.iter().copied().chain(row.set.iter().map(String::as_str)) {
+    for set in scale.set {
         layers.push(Layer::set(set)?);
     }
+    layers.extend(of_row);
     layers.extend_from_slice(more);
     layers.push(Layer::of("train", "seed", seed));
     RunConfig::resolve(&layers)

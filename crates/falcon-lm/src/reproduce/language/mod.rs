@@ -106,6 +106,16 @@ pub fn config(
     seed: u64,
     more: &[Layer],
 ) -> Result<RunConfig, RunConfigError> {
+    for (key, option) in [("train", "--train"), ("valid", "--valid"), ("tokenizer", "--tokenizer")] {
+        if let Some(layer) = more.iter().find(|layer| layer.has("task", key)) {
+            return Err(layer.refused("task", key, &format!("what {option} says; use that")));
+        }
+    }
+    // Rows are read by one window and compared at one number of tokens.
+    if let Some(set) = row.set.iter().find(|set| !set.starts_with("model.")) {
+        let (section, key) = set.split('=').next().and_then(|path| path.split_once('.')).unwrap_or((set, ""));
+        return Err(Layer::set(set)?.refused(section, key, "not of the model; rows may differ in nothing else"));
+    }
     let of = |key: &str, path: &Path| Layer::of("task", key, path.to_string_lossy());
     let task = [
         Layer::of("task", "name", "text"),
@@ -144,8 +154,7 @@ pub struct RowResult {
 /// Name of the measurements in a run's folder.
 const RESULT_FILE: &str = "eval.json";
 
-/// Trains a row in `folder` and puts `exam` to it; what was done of both before is not done again. None if it was interrupted. Texts are read
-/// by windows of training's length, the validation text before those of the exam.
+/// Trains a row in `folder` and puts `exam` to it; what was done of both before is not done again. None if it was interrupted.
 pub fn run_row(
     row: &Row,
     config: &RunConfig,
@@ -164,18 +173,10 @@ pub fn run_row(
         let json = serde_json::to_vec_pretty(result).expect("results are plain data");
         write_file(&path, &json).map_err(|error| RowError::Io { path: path.clone(), error })
     };
-    if !exam.take(&trained, &mut result, &mut keep, progress)? {
+    let answers = exam.take(&trained, &mut result, &mut keep, progress)?;
+    if !answers.complete {
         return Ok(None);
     }
-    // Only what was asked: the file may know more, from another time.
-    let texts = exam.texts.iter().filter_map(|path| {
-        let same = |text: &&TextResult| text.text == path.display().to_string() && text.window == exam.window;
-        result.texts.iter().find(same).cloned()
-    });
-    let asked = |found: &&BenchmarkResult| {
-        exam.shots.contains(&found.shots)
-            && exam.questions.iter().any(|(benchmark, _)| benchmark.name == found.name)
-    };
     let mut tokens = 0;
     let mut curve = Vec::new();
     for record in &run.records {
@@ -194,8 +195,8 @@ pub fn run_row(
         seconds: run.seconds,
         threads: run.threads,
         curve,
-        texts: texts.collect(),
-        benchmarks: result.benchmarks.iter().filter(asked).cloned().collect(),
+        texts: answers.asked.texts,
+        benchmarks: answers.asked.benchmarks,
     }))
 }
 
@@ -228,7 +229,13 @@ mod tests {
         let paper = config(&corpus, &SCALES[2], &Row::of("falcon-1.3"), 0, &[]).unwrap().train;
         let tokens = paper.schedule.steps as usize * paper.batch * 1024;
         assert_eq!(tokens, 49_152_000_000, "the paper's budget");
-        let more = [Layer::set("task.name=addition").unwrap()];
-        assert!(config(&corpus, &SCALES[0], &Row::of("retnet"), 0, &more).is_err());
+        let said = |row: &str, set: &str| {
+            let more = [Layer::set(set).unwrap()];
+            config(&corpus, &SCALES[0], &Row::of(row), 0, &more).unwrap_err().to_string()
+        };
+        assert!(said("retnet", "task.name=addition").contains("use --models and --seeds"));
+        assert!(said("retnet+model.preset=mamba2", "train.lr=1").contains("use --models and --seeds"));
+        assert!(said("retnet", "task.tokenizer=bytes").contains("what --tokenizer says"));
+        assert!(said("retnet+task.length=8", "train.lr=1").contains("rows may differ in nothing else"));
     }
 }

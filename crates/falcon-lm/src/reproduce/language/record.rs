@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{PAPER, PaperRow, RowResult, TASKS};
 use crate::evaluate::{BENCHMARKS, BenchmarkResult, TextResult, TextScore};
-use crate::report::{Fit, Format, Scale, thousands};
+use crate::report::{Fit, Format, Scale, table_head, table_line, thousands};
 use crate::reproduce::picture::{Axes, Curve, curves};
 use crate::reproduce::results::{Results, Spread, cost, names};
 
@@ -51,17 +51,7 @@ impl Results for LanguageRecord {
     }
 }
 
-/// A line of a table.
-fn line(out: &mut String, cells: &[String]) {
-    _ = writeln!(out, "| {} |", cells.join(" | "));
-}
-
-fn head(out: &mut String, cells: &[String]) {
-    line(out, cells);
-    _ = writeln!(out, "|---|{}", "--:|".repeat(cells.len() - 1));
-}
-
-/// What a text is called: its file, without the endings.
+/// What a text is called: its file, without `.txt` and what follows.
 fn title(text: &TextResult) -> String {
     let name = Path::new(&text.text).file_name().map_or(text.text.as_str().into(), |name| name.to_string_lossy());
     name.split(".txt").next().unwrap_or(&name).to_string()
@@ -101,21 +91,23 @@ impl LanguageRecord {
         shots
     }
 
-    fn lambada(&self) -> bool {
-        self.rows.iter().all(|row| find(row, "lambada_openai", 0).is_some()) && !self.rows.is_empty()
+    /// What a row made of LAMBADA with the fewest examples that it was asked with.
+    fn lambada<'a>(&self, row: &'a RowResult) -> Option<&'a BenchmarkResult> {
+        find(row, "lambada_openai", *self.shots().first()?)
     }
 
     fn perplexities(&self) -> String {
         let Some(first) = self.rows.first() else { return String::new() };
         let mut out = String::new();
         let mut titles = vec![format!("perplexity after {} tokens", thousands(first.tokens as u64))];
-        titles.extend(["parameters", "validation, a token", "bits a byte"].map(String::from));
+        titles.extend(["parameters", "best step", "validation, a token", "bits a byte"].map(String::from));
         titles.extend(first.texts.iter().skip(1).map(|text| format!("{}, a word", title(text))));
-        if self.lambada() {
+        let lambada = self.rows.iter().all(|row| self.lambada(row).is_some());
+        if lambada {
             titles.extend(["LAMBADA", "last word right"].map(String::from));
         }
-        titles.extend(["minutes", "paper: FineWeb-Edu", "WikiText", "LAMBADA"].map(String::from));
-        head(&mut out, &titles);
+        titles.extend(["minutes", "paper: FineWeb-Edu", "paper: WikiText", "paper: LAMBADA"].map(String::from));
+        table_head(&mut out, &titles);
         for name in self.names() {
             let of = |index: usize, f: fn(&TextScore) -> f64| {
                 self.over(name, |row| row.texts.get(index).map_or(f64::NAN, |text| f(&text.score)))
@@ -123,12 +115,13 @@ impl LanguageRecord {
             let mut cells = vec![
                 name.to_string(),
                 thousands(self.of(name)[0].parameters as u64),
+                format!("{:.0}", self.over(name, |row| row.best_step as f64).mean),
                 of(0, TextScore::token_perplexity).show(2),
                 of(0, TextScore::bits_per_byte).show(3),
             ];
             cells.extend((1..first.texts.len()).map(|text| wide(of(text, TextScore::word_perplexity))));
-            if self.lambada() {
-                let found = |row: &RowResult| find(row, "lambada_openai", 0).expect("all rows have it").clone();
+            if lambada {
+                let found = |row: &RowResult| self.lambada(row).expect("all rows have it").clone();
                 cells.push(wide(self.over(name, |row| found(row).perplexity.map_or(f64::NAN, |p| p.mean))));
                 cells.push(self.over(name, |row| found(row).acc.mean).percent());
             }
@@ -138,7 +131,7 @@ impl LanguageRecord {
                 Some([wiki, lambada, web]) => [web, wiki, lambada].map(|number| format!("{number:.2}")),
                 None => std::array::from_fn(|_| "–".to_string()),
             });
-            line(&mut out, &cells);
+            table_line(&mut out, &cells);
         }
         out
     }
@@ -156,7 +149,7 @@ impl LanguageRecord {
             format!("{}{}", benchmark.title, if benchmark.normalised { "*" } else { "" })
         }));
         titles.extend(["average", "paper: average"].map(String::from));
-        head(&mut out, &titles);
+        table_head(&mut out, &titles);
         let shown = |row: &RowResult, task: &str| find(row, task, shots).map_or(f64::NAN, |b| b.shown().mean);
         for name in self.names() {
             let mut cells = vec![name.to_string()];
@@ -172,24 +165,26 @@ impl LanguageRecord {
                 (Some(paper), 1) => format!("{:.1}", PaperRow::average(&paper.one_shot)),
                 _ => "–".into(),
             });
-            line(&mut out, &cells);
+            table_line(&mut out, &cells);
         }
-        let questions = |f: &dyn Fn(&BenchmarkResult) -> f64| -> Vec<f64> {
-            asked.iter().map(|task| find(first, task, shots).map_or(f64::NAN, f)).collect()
-        };
-        let chance = questions(&|found| found.chance);
+        let chance: Vec<f64> =
+            asked.iter().map(|task| find(first, task, shots).map_or(f64::NAN, |found| found.chance)).collect();
         let mut cells = vec!["*guessing*".to_string()];
         cells.extend(chance.iter().map(|chance| format!("{:.1}", 100.0 * chance)));
         cells.push(format!("{:.1}", 100.0 * chance.iter().sum::<f64>() / chance.len() as f64));
         cells.push(String::new());
-        line(&mut out, &cells);
-        // Of one model: the root of the sum of squares over the number.
-        let errors = questions(&|found| found.shown().stderr);
+        table_line(&mut out, &cells);
+        // The largest of all runs; of the average, the root of the sum of squares over their number.
+        let error = |task: &str| {
+            let of = self.rows.iter().filter_map(|row| find(row, task, shots)).map(|found| found.shown().stderr);
+            of.fold(0.0, f64::max)
+        };
+        let errors: Vec<f64> = asked.iter().map(|task| error(task)).collect();
         let of_average = errors.iter().map(|error| error * error).sum::<f64>().sqrt() / errors.len() as f64;
         let mut cells = vec!["*standard error of one run*".to_string()];
         cells.extend(errors.iter().chain([&of_average]).map(|error| format!("{:.1}", 100.0 * error)));
         cells.push(String::new());
-        line(&mut out, &cells);
+        table_line(&mut out, &cells);
         out
     }
 
@@ -200,12 +195,16 @@ impl LanguageRecord {
         let loss = |row: &RowResult| row.texts.first().map_or(f64::NAN, |text| text.score.token_perplexity().ln());
         let mut rows: Vec<(&str, Spread)> =
             self.names().into_iter().map(|name| (name, self.over(name, loss))).collect();
-        if seeds < 2 || rows.len() < 2 {
+        if seeds < 2 {
             return "One seed: differences may be chance.\n".into();
+        }
+        let means = format!("Means over {seeds} seeds; ± is the standard deviation over them.");
+        if rows.len() < 2 {
+            return means + "\n";
         }
         let variances = rows.iter().filter_map(|(_, spread)| spread.deviation).map(|deviation| deviation.powi(2));
         let pooled = variances.sum::<f64>() / rows.len() as f64;
-        let freedom = (rows.len() * (seeds - 1)) as f64;
+        let freedom = rows.len() * (seeds - 1);
         let apart = student(freedom) * (2.0 * pooled / seeds as f64).sqrt();
         rows.sort_by(|(_, a), (_, b)| a.mean.total_cmp(&b.mean));
         let steps = rows.windows(2).map(|pair| {
@@ -214,7 +213,7 @@ impl LanguageRecord {
         });
         let order: String = std::iter::once(rows[0].0.to_string()).chain(steps).collect();
         format!(
-            "Means over {seeds} seeds; ± is the standard deviation over them. Validation perplexities of two rows differ beyond the spread over seeds where they are more than {:.1}% apart \
+            "{means} Validation perplexities of two rows differ beyond the spread over seeds where they are more than {:.1}% apart \
              (95%, spread pooled over rows, pairs not corrected for their number): {order}, where ≈ is a neighbour that does not.\n",
             100.0 * (apart.exp() - 1.0)
         )
@@ -225,7 +224,7 @@ impl LanguageRecord {
         let questions: Vec<String> = first
             .benchmarks
             .iter()
-            .filter(|benchmark| benchmark.shots == 0)
+            .filter(|benchmark| benchmark.shots == first.benchmarks[0].shots)
             .map(|benchmark| format!("{} {}", benchmark.name, thousands(benchmark.items as u64)))
             .collect();
         let texts: Vec<String> = first
@@ -236,9 +235,10 @@ impl LanguageRecord {
         format!(
             "Scale `{}`: all rows at {} tokens, {}. {}. Falcon {}. [Validation while training](curves.svg).\n\n\
              ```console\n$ {}\n```\n\n\
-             Texts are read in windows of the length of training: {}. Questions of each benchmark, the first of its file: {}. * is \
-             `acc_norm`, the others `acc`, as lm-evaluation-harness has them. The paper's models have 124M to 130M parameters, another \
-             tokenizer, and read 49.2 billion tokens of another text: its figures are beside these to compare orders, not heights.\n\n\
+             What is measured is the checkpoint that was best on a part of the validation text while training. Texts are read in windows of \
+             the length of training: {}. Questions of each benchmark, from all over its file: {}; the standard errors are the largest of all \
+             runs. * is `acc_norm`, the others `acc`, as lm-evaluation-harness has them. The paper's models have 124M to 130M parameters and \
+             read 49.2 billion tokens of FineWeb-Edu: its figures are beside these to compare orders, not heights.\n\n\
              The first row's configuration; the others differ in the model and the seed alone:\n\n```toml\n{}```\n",
             self.scale,
             thousands(first.tokens as u64),
@@ -265,12 +265,9 @@ impl LanguageRecord {
         };
         let all: Vec<Curve> = self.names().into_iter().map(curve).collect();
         let values = |f: fn(&(f64, f64)) -> f64| all.iter().flat_map(|curve| &curve.points).map(f);
-        let [x, y] = [
-            Scale::fit(values(|point| point.0), Fit::Zero),
-            // What is far above is where all models begin, and would press together where they differ.
-            Scale::fit(values(|point| point.1), Fit::Decades),
-        ]
-        .map(|scale| scale.unwrap_or(Scale::linear(0.0, 1.0)));
+        let [x, y] =
+            [Scale::fit(values(|point| point.0), Fit::Zero), Scale::fit(values(|point| point.1), Fit::Decades)]
+                .map(|scale| scale.unwrap_or(Scale::linear(0.0, 1.0)));
         let axes = Axes {
             title: "Validation perplexity of a token while training",
             name: "million tokens learnt from",
@@ -288,12 +285,16 @@ fn find<'a>(row: &'a RowResult, name: &str, shots: usize) -> Option<&'a Benchmar
     row.benchmarks.iter().find(|found| found.name == name && found.shots == shots)
 }
 
-/// The 97.5% quantile of Student's distribution, by its expansion around the normal one; within 3% from 2 degrees of freedom on.
-fn student(freedom: f64) -> f64 {
-    let z: f64 = 1.959_964;
-    z + (z.powi(3) + z) / (4.0 * freedom)
-        + (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / (96.0 * freedom.powi(2))
-        + (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z) / (384.0 * freedom.powi(3))
+/// The 97.5% quantile of Student's distribution: known where there are few degrees of freedom, else by its expansion around the normal one.
+fn student(freedom: usize) -> f64 {
+    const FEW: [f64; 5] = [12.706, 4.303, 3.182, 2.776, 2.571];
+    if let Some(known) = FEW.get(freedom.wrapping_sub(1)) {
+        return *known;
+    }
+    let (z, n) = (1.959_964_f64, freedom as f64);
+    z + (z.powi(3) + z) / (4.0 * n)
+        + (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / (96.0 * n.powi(2))
+        + (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z) / (384.0 * n.powi(3))
 }
 
 #[cfg(test)]
@@ -352,7 +353,8 @@ mod tests {
     fn tables_have_means_and_the_papers_figures() {
         let table = record(1).table();
         // e^4.2, 4.2 nats · 100 / 400 bytes / ln 2, e^(240 / 80)
-        let retnet = "| retnet | 1,000,000 | 66.69 | 1.515 | 20 | 1000 | 40.0 | 1.0 | 18.79 | 36.86 | 65.16 |";
+        let retnet =
+            "| retnet | 1,000,000 | 1000 | 66.69 | 1.515 | 20 | 1000 | 40.0 | 1.0 | 18.79 | 36.86 | 65.16 |";
         assert!(table.contains(retnet), "{table}");
         assert!(table.contains("| falcon-3a.3 |") && table.contains("| – | – | – |"), "{table}");
         assert!(
@@ -372,12 +374,15 @@ mod tests {
         assert!(table.contains("more than 0.4% apart"), "{table}");
         assert!(table.contains("falcon-1a.3 ≈ falcon-3a.3 < retnet"), "{table}");
         assert!(table.contains("66.82 ± 0.13"), "{table}");
+        let mut one = record(3);
+        one.rows.truncate(3);
+        assert!(one.table().ends_with("Means over 3 seeds; ± is the standard deviation over them.\n"));
     }
 
     #[test]
     fn quantiles_are_students() {
-        for (freedom, known) in [(2.0, 4.303), (6.0, 2.447), (20.0, 2.086), (1e9, 1.96)] {
-            assert!((student(freedom) / known - 1.0).abs() < 0.035, "{freedom}: {}", student(freedom));
+        for (freedom, known) in [(1, 12.706), (5, 2.571), (6, 2.447), (10, 2.228), (20, 2.086), (1 << 30, 1.96)] {
+            assert!((student(freedom) / known - 1.0).abs() < 1e-3, "{freedom}: {}", student(freedom));
         }
     }
 
