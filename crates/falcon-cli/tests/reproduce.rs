@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use falcon_lm::reproduce::Results;
 use falcon_lm::reproduce::addition::AdditionRecord;
 use falcon_lm::reproduce::language::LanguageRecord;
+use falcon_lm::reproduce::{RESULTS_FILE, Results};
 use tempfile::TempDir;
 
 fn addition(args: &[&str], output: &Path) -> Output {
@@ -70,21 +70,29 @@ fn wrong_rows_are_refused_before_anything_is_trained() {
     assert!(String::from_utf8_lossy(&none.unwrap().stderr).contains("nowhere/results.json"));
 }
 
-/// Tables and pictures are what their records say, and the front page shows them.
-#[test]
-fn recorded_results_are_what_is_shown() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let readme = fs::read_to_string(root.join("README.md")).unwrap();
-    for scale in ["quick"] {
-        let folder = root.join("results/addition").join(scale);
-        let record = AdditionRecord::read(&folder).unwrap();
-        assert_eq!(record.scale, scale);
+/// Tables and pictures are what their records say.
+fn check_recorded<R: Results>(experiment: &str) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../results").join(experiment);
+    for entry in fs::read_dir(&folder).unwrap() {
+        let kept = entry.unwrap().path();
+        let record = R::read(&kept).unwrap();
         let again = TempDir::new().unwrap();
         record.write(again.path()).unwrap();
-        for file in ["results.json", "table.md", "curves.svg", "digits.svg"] {
-            let [kept, made] = [folder.as_path(), again.path()].map(|f| fs::read_to_string(f.join(file)).unwrap());
-            assert_eq!(kept, made, "falcon reproduce addition --from results/addition/{scale} makes {file} again");
+        for name in record.files().into_iter().map(|(name, _)| name).chain([RESULTS_FILE]) {
+            let [kept, made] = [kept.as_path(), again.path()].map(|f| fs::read_to_string(f.join(name)).unwrap());
+            assert_eq!(kept, made, "falcon reproduce {experiment} --from makes {name} of {folder:?} again");
         }
+    }
+}
+
+#[test]
+fn recorded_results_are_what_is_shown() {
+    check_recorded::<AdditionRecord>("addition");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    for scale in ["quick", "small"] {
+        let record = AdditionRecord::read(&root.join("results/addition").join(scale)).unwrap();
+        assert_eq!(record.scale, scale);
         let command = format!("falcon reproduce addition --from results/addition/{scale} --into README.md");
         assert_eq!(record.put_into(&readme).unwrap(), readme, "{command}");
     }

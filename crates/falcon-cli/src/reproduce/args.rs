@@ -127,7 +127,7 @@ pub enum ScaleArg {
     Quick,
     /// All models, three seeds: hours on two cores.
     Small,
-    /// The paper's own: days for sums, years for language, on two cores.
+    /// The paper's own: hours for sums, years for language, on two cores.
     Paper,
 }
 
@@ -143,7 +143,7 @@ SCALES
 
   quick   4 models learn sums of 1 to 4 digits, measured to 6
   small   13 models, 1 to 6 digits, measured to 9
-  paper   1 to 32 digits, measured to 48
+  paper   4 models, 1 to 32 digits, measured to 48: an hour a model, and not enough
 
 WHAT COMES OUT
 
