@@ -94,7 +94,7 @@ pub struct Corpus {
     pub train: PathBuf,
     /// The text to be measured on.
     pub valid: PathBuf,
-    /// As in [`crate::tasks::text::TextConfig`].
+    /// `bytes`, a `tokenizer.json`, or a folder with one or with `vocab.json` and `merges.txt`.
     pub tokenizer: String,
 }
 
