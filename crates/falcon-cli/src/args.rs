@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use falcon_kernels::Form;
 
 use crate::bench::BenchArgs;
@@ -42,7 +43,24 @@ pub enum Command {
     Scan(ScanArgs),
     /// Measure speed and memory.
     Bench(BenchArgs),
+    /// Write what lets a shell complete commands and options.
+    Completions(CompletionsArgs),
 }
+
+/// Arguments of `falcon completions`.
+#[derive(Debug, Args)]
+#[command(after_help = COMPLETIONS)]
+pub struct CompletionsArgs {
+    /// The shell.
+    pub shell: Shell,
+}
+
+const COMPLETIONS: &str = "\
+EXAMPLES
+
+  falcon completions bash > ~/.local/share/bash-completion/completions/falcon
+  falcon completions zsh > ~/.zfunc/_falcon      # with fpath+=~/.zfunc before compinit
+  falcon completions fish > ~/.config/fish/completions/falcon.fish";
 
 /// How a rule is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use falcon_cli::args::{Cli, Command, ScanArgs};
 use falcon_cli::bench;
 use falcon_cli::eval::{self, EvalError};
@@ -73,6 +73,14 @@ fn main() -> ExitCode {
             Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
             Err(error) => fail(error),
         },
+        Command::Completions(args) => {
+            let mut script = Vec::new();
+            clap_complete::generate(args.shell, &mut Cli::command(), "falcon", &mut script);
+            match io::stdout().write_all(&script) {
+                Err(error) if !is_closed(&error) => fail(error),
+                _ => ExitCode::SUCCESS,
+            }
+        }
     }
 }
 
