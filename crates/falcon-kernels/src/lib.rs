@@ -35,6 +35,80 @@
 //! # Ok::<(), falcon_kernels::Error>(())
 //! ```
 //!
+//! # Rules
+//!
+//! With `x = k_{t−1}`, a gain `β ∈ [0, 2]` and a ridge `λ ≥ 0`, a step has the size `η = β / (E + λ + ε)` and keeps
+//! `γ = 1 − ηλ` of what was there. `E` is how far a step can go before it overshoots, so that `β < 2` always descends:
+//!
+//! | rule | one step | `E` |
+//! |---|---|---|
+//! | [`Rule::FALCON_1`] | `S ← γS + η x (v − Sᵀx)ᵀ` | `‖x‖²` |
+//! | [`Rule::FALCON_2`] | the same with `η`, `γ` for every column of `v` | `‖x‖²` |
+//! | [`Rule::FALCON_3`] | `S ← γS + (η/B) Σ x_j (v_j − Sᵀx_j)ᵀ` over the last `B` pairs | `λ_max` of their mean `x xᵀ` |
+//! | [`Rule::FALCON_1A`] | `S ← γS + η x vᵀ` | `‖x‖²` |
+//! | [`Rule::FALCON_2A`] | the same with `η`, `γ` for every column of `v` | `‖x‖²` |
+//! | [`Rule::FALCON_3A`] | `S ← γS + (η/B) Σ x_j v_jᵀ` over the last `B` pairs | mean `‖x_j‖²` |
+//!
+//! **Choosing one.** Rules that regress (1, 2, 3) take out of the memory what it already says of a key before they write, so
+//! that a key can be given another value; they cost about twice what the inner product (1A, 2A, 3A) costs, which adds and lets
+//! the ridge forget. A window (3, 3A) lets a pair be learnt several times, gains per column (2, 2A) let the parts of a value be
+//! kept for different times. Start with Falcon-1A, or with Falcon-1 where keys come back. Everything else about a rule is a
+//! field of [`Rule`]:
+//!
+//! ```
+//! use falcon_kernels::Rule;
+//! use falcon_kernels::rule::Align;
+//!
+//! const MINE: Rule = Rule { window: 8, align: Align::Same, ..Rule::FALCON_3A };
+//! assert!(MINE.validate().is_ok());
+//! ```
+//!
+//! # Forms
+//!
+//! [`Form::Recurrent`] is the definition, step by step. [`Form::Masked`] makes the sequence one masked product, `O(T²)`: to read
+//! and to test with. [`Form::CHUNKED`] is what training runs: inside 64 tokens matrix products, between them the memory. They
+//! give the same outputs, states and gradients up to rounding, for any rule.
+//!
+//! # Continuation
+//!
+//! [`State`] is all that the future needs of the past: the memory, the last key, the last `B − 1` pairs. A sequence may be cut
+//! anywhere, and each piece may have a form of its own:
+//!
+//! ```
+//! # use falcon_kernels::{Decoder, Error, Form, Inputs, Rule, View, forward};
+//! # let (q, k, v) = ([1.0, 0.5, 0.0, 1.0], [1.0, 0.5, 0.0, 1.0], [1.0, 2.0, 3.0, 4.0]);
+//! # let (beta, ridge) = ([1.0; 4], [0.1; 4]);
+//! # fn piece<'a>(data: &'a [f64], offsets: &'a [usize]) -> Result<View<'a, f64>, Error> {
+//! #     View::new(data, [offsets[1], 1, data.len() / offsets[1]])
+//! # }
+//! # fn inputs<'a>(all: [&'a [f64]; 5], offsets: &'a [usize]) -> Result<Inputs<'a, f64>, Error> {
+//! #     let [q, k, v, beta, ridge] = all;
+//! #     Ok(Inputs { q: piece(q, offsets)?, k: piece(k, offsets)?, v: piece(v, offsets)?,
+//! #         gain: Some(piece(beta, offsets)?), decay: Some(piece(ridge, offsets)?), offsets })
+//! # }
+//! # let whole = inputs([&q, &k, &v, &beta, &ridge], &[0, 4])?;
+//! # let first = inputs([&q[..3], &k[..3], &v[..3], &beta[..3], &ridge[..3]], &[0, 3])?;
+//! # let last = inputs([&q[3..], &k[3..], &v[3..], &beta[3..], &ridge[3..]], &[0, 1])?;
+//! # let rule = Rule::FALCON_1;
+//! # let mut expected = [0.0; 4];
+//! # forward(&rule, Form::CHUNKED, &whole, &mut whole.fresh_state(&rule)?, &mut expected)?;
+//! # let mut out = [0.0; 4];
+//! let mut state = first.fresh_state(&rule)?;
+//! forward(&rule, Form::CHUNKED, &first, &mut state, &mut out[..3])?; // a prompt
+//! let mut stream = Decoder::new(&rule, state)?;
+//! stream.step(&last, &mut out[3..])?; // and a token
+//! # assert!(out.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-12));
+//! # Ok::<(), Error>(())
+//! ```
+//!
+//! # Gradients
+//!
+//! [`backward`] gives the gradient of every input and of the incoming state. [`record`] runs forward and keeps a [`Tape`], whose
+//! [`Tape::backward`] does not run forward again. The gradient of a state is a [`State`]: hand that of a piece to the piece
+//! before it, and the gradients are those of the undivided sequence.
+//!
+//! # What the numbers promise
+//!
 //! Arithmetic is in the type of the inputs, `f32` or `f64`. Forms, chunk sizes and splits of a sequence change results
 //! by rounding only, thread counts not at all. Non-finite gains are always refused, non-finite `q`, `k`, `v` by
 //! [`Inputs::check_finite`].

@@ -1,0 +1,167 @@
+//! What the README and the help texts tell people to type is typed: commands as they are written, but for less work; and code as it is in
+//! an example that is run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::CommandFactory;
+use clap::Parser;
+use falcon_cli::args::Cli;
+use tempfile::TempDir;
+
+/// The test command, which runs this.
+const TESTS: &str = "cargo test --release --workspace";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// What is between ```` ```kind ```` and ```` ``` ````.
+fn blocks(page: &str, kind: &str) -> Vec<String> {
+    let open = format!("\n```{kind}\n");
+    page.split(&open).skip(1).map(|rest| rest.split("\n```").next().unwrap().to_string()).collect()
+}
+
+/// Commands of a page, each with what the page shows of its output.
+fn commands(page: &str) -> Vec<(String, Vec<String>)> {
+    let mut all: Vec<(String, Vec<String>)> = Vec::new();
+    for line in blocks(page, "console").iter().flat_map(|block| block.lines()) {
+        match line.strip_prefix("$ ") {
+            Some(command) => all.push((command.split("  #").next().unwrap().trim().into(), Vec::new())),
+            None => all.last_mut().expect("a command comes first").1.push(line.into()),
+        }
+    }
+    all
+}
+
+/// As it is typed in a test: the program rather than cargo, and little to do.
+fn smaller(command: &str) -> String {
+    let command = command.replace("cargo run --release -- ", "falcon ");
+    let example = command.strip_prefix("cargo run --release -p falcon-nn --example ");
+    if let Some(example) = example {
+        return format!("examples/{example}");
+    }
+    let tiny = "--set model.hidden_size=16 --set model.num_heads=2 --set model.intermediate_size=16";
+    let less = match command.split(' ').nth(1).unwrap() {
+        "reproduce" if command.contains("--from") => String::new(),
+        "reproduce" => format!("--steps 4 {tiny} --set train.batch=4 --set task.eval_samples=2"),
+        "train" => format!("--set train.steps=4 {tiny} --set train.batch=4"),
+        "generate" if !command.contains("-n 0") => "-n 5".into(),
+        _ => String::new(),
+    };
+    format!("{command} {less}")
+}
+
+/// What is left of a line when its numbers are taken out.
+fn shape(line: &str) -> String {
+    line.split(|c: char| c.is_ascii_digit()).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("#")
+}
+
+#[cfg(unix)]
+#[test]
+fn commands_of_the_readme_run() {
+    let page = fs::read_to_string(root().join("README.md")).unwrap();
+    let folder = TempDir::new().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    for name in ["golden", "books", "bin"] {
+        fs::create_dir(at(name)).unwrap();
+    }
+    for entry in fs::read_dir(root().join("golden")).unwrap() {
+        let path = entry.unwrap().path();
+        std::os::unix::fs::symlink(&path, at("golden").join(path.file_name().unwrap())).unwrap();
+    }
+    let text = "Once upon a time there was a river, and in short, it ran to the sea.\n".repeat(200);
+    for name in ["book.txt", "books/one.txt", "books/two.txt", "long.txt"] {
+        fs::write(at(name), &text).unwrap();
+    }
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_falcon"), at("bin/falcon")).unwrap();
+    let built = Path::new(env!("CARGO_BIN_EXE_falcon")).parent().unwrap().join("examples");
+    std::os::unix::fs::symlink(built, at("examples")).unwrap();
+
+    let path = format!("{}:{}", at("bin").display(), std::env::var("PATH").unwrap());
+    let mut tests = 0;
+    for (command, shown) in commands(&page) {
+        if command == TESTS {
+            tests += 1;
+            continue;
+        }
+        let line = smaller(&command);
+        let ran = Command::new("sh")
+            .args(["-c", &line])
+            .current_dir(folder.path())
+            .env("PATH", &path)
+            .env("FALCON_CACHE", at("cache"))
+            .output()
+            .unwrap();
+        let (out, said) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+        assert!(ran.status.success(), "{command}\nas {line}\n{out}{said}");
+        let printed: Vec<String> = out.lines().map(shape).collect();
+        for line in &shown {
+            assert!(printed.contains(&shape(line)), "{command}: the README shows {line}\nand this came:\n{out}");
+        }
+    }
+    assert_eq!(tests, 1, "the README has the test command, {TESTS}");
+    let ci = fs::read_to_string(root().join(".ci/run")).unwrap();
+    assert_eq!(ci.lines().last(), Some(TESTS), "and it is what is run before a change lands");
+}
+
+/// Code of the README is in an example, line for line: examples are compiled and run.
+#[test]
+fn code_of_the_readme_is_run() {
+    let page = fs::read_to_string(root().join("README.md")).unwrap();
+    // Spaces align comments on the page and are the formatter's in a file.
+    let lines = |text: &str| -> Vec<String> {
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        text.lines().map(words).filter(|line| !line.is_empty()).collect()
+    };
+    let mut sources = Vec::new();
+    for name in ["kernels", "nn", "lm"] {
+        for entry in fs::read_dir(root().join(format!("crates/falcon-{name}/examples"))).unwrap() {
+            sources.push(lines(&fs::read_to_string(entry.unwrap().path()).unwrap()));
+        }
+    }
+    let blocks = blocks(&page, "rust");
+    assert!(!blocks.is_empty());
+    for block in blocks {
+        let wanted = lines(&block);
+        let missing = |source: &Vec<String>| wanted.iter().find(|line| !source.contains(line)).cloned();
+        let all: Vec<Option<String>> = sources.iter().map(missing).collect();
+        assert!(
+            all.contains(&None),
+            "no example has all of this:\n{block}\nof each, the first line missing: {all:#?}"
+        );
+    }
+}
+
+/// Examples in help texts are commands that there are.
+#[test]
+fn examples_of_help_are_understood() {
+    fn collect(command: &clap::Command, lines: &mut Vec<String>) {
+        let texts = [command.get_after_help(), command.get_after_long_help()].into_iter().flatten();
+        for text in texts {
+            let text = text.to_string();
+            lines.extend(text.lines().filter_map(|line| {
+                let at = line
+                    .find("falcon ")
+                    .filter(|at| line[..*at].trim().is_empty() || line[..*at].contains('|'))?;
+                Some(line[at..].to_string())
+            }));
+        }
+        command.get_subcommands().for_each(|command| collect(command, lines));
+    }
+    let mut lines = Vec::new();
+    collect(&Cli::command(), &mut lines);
+    assert!(lines.len() > 20, "{} examples", lines.len());
+    for line in lines {
+        // What is between quotes is one word; what follows many spaces or `>` says something of the command.
+        let command = line.split("   ").next().unwrap().split(" > ").next().unwrap();
+        let words = command.split('"').enumerate().flat_map(|(i, part)| match i % 2 {
+            0 => part.split_whitespace().map(String::from).collect::<Vec<_>>(),
+            _ => vec![part.to_string()],
+        });
+        if let Err(error) = Cli::try_parse_from(words) {
+            panic!("{line}\n{error}");
+        }
+    }
+}
