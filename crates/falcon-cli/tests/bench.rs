@@ -179,8 +179,12 @@ fn generation_is_timed_after_every_context() {
         let few = ["bench", "generate", "--size", "micro", "--contexts", "300,20", "--tokens", "2"];
         Command::new(env!("CARGO_BIN_EXE_falcon")).args(few).args(args).output().unwrap()
     };
-    let ran = run(&["--models", "falcon-1.3,transformer", "--json"]);
+    let folder = tempfile::tempdir().unwrap();
+    let picture = folder.path().join("picture.svg");
+    let ran = run(&["--models", "falcon-1.3,transformer", "--json", "--picture", &picture.display().to_string()]);
     assert!(ran.status.success(), "{}", said(&ran));
+    let picture = std::fs::read_to_string(picture).unwrap();
+    assert!(picture.contains("falcon-1.3</text>") && picture.contains("transformer</text>"), "{picture}");
     let rows: Vec<Value> = serde_json::from_slice(&ran.stdout).unwrap();
     let results = |model: &str| -> Vec<Value> {
         rows.iter().filter(|row| row["model"] == model).map(|row| row["result"].clone()).collect()

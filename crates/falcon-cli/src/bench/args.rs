@@ -54,6 +54,10 @@ pub struct GenerateBenchArgs {
     #[arg(long, value_name = "N", value_parser = size(1024))]
     pub threads: Option<usize>,
 
+    /// Draw tokens a second over the context, as an SVG file.
+    #[arg(long, value_name = "FILE")]
+    pub picture: Option<PathBuf>,
+
     /// Measure in this process, and print a line of JSON for every context.
     #[arg(long, hide = true)]
     pub measure: bool,

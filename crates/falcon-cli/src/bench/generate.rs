@@ -8,7 +8,8 @@ use std::time::Instant;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use falcon_lm::memory;
-use falcon_nn::{Model, ModelConfig, ModelState, Sequences};
+use falcon_lm::report::{Curve, Fit, fitted_curves};
+use falcon_nn::{Model, ModelConfig, ModelState, Sequences, write_file};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -54,13 +55,15 @@ pub(super) fn run(args: &GenerateBenchArgs) -> Result<Table, BenchError> {
         "resident MiB",
         "context is",
     ]);
-    let mut rows = Vec::new();
+    let (mut rows, mut curves) = (Vec::new(), Vec::new());
     for name in &args.models {
+        let mut points = Vec::new();
         let config = ModelConfig::preset(name, &args.size, VOCABULARY)?;
         let grows = config.mixer.is_softmax();
         let each = if grows { 1 } else { contexts.len() };
         for contexts in contexts.chunks(each.max(1)) {
             for answer in ask(args, name, contexts, threads)? {
+                points.extend(answer.seconds.map(|seconds| (answer.context as f64, seconds.recip())));
                 let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
                 let shown = |value: Option<f64>, digits: usize| {
                     value.map_or("–".into(), |value| format!("{value:.digits$}"))
@@ -85,6 +88,11 @@ pub(super) fn run(args: &GenerateBenchArgs) -> Result<Table, BenchError> {
                 }));
             }
         }
+        curves.push(Curve { name: name.clone(), points });
+    }
+    if let Some(path) = &args.picture {
+        let picture = fitted_curves("Tokens generated a second", "tokens of context", [Fit::Decades; 2], &curves);
+        write_file(path, picture.as_bytes())?;
     }
     let title = format!(
         "Generation: {} with random weights, f32, one sequence, {threads} threads, medians of {} tokens",

@@ -11,6 +11,7 @@ mod chart;
 mod curves;
 mod html;
 mod markdown;
+mod picture;
 mod run;
 mod scale;
 mod series;
@@ -21,10 +22,13 @@ mod tests;
 use std::fmt::Write;
 
 pub use markdown::{table_head, table_line};
+pub use picture::{Curve, fitted_curves};
 pub use run::{ReportError, RunRecord};
 
 pub(crate) use html::{escape, thousands};
-pub(crate) use scale::{Fit, Format, Scale};
+pub(crate) use picture::{Axes, Triangle, curves, digits_of_widths};
+pub use scale::Fit;
+pub(crate) use scale::{Format, Scale};
 
 /// Colours in `style.css`; runs beyond them take the colours again, with dashes.
 const COLOURS: usize = 8;

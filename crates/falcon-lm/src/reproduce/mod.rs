@@ -2,7 +2,6 @@
 
 pub mod addition;
 pub mod language;
-mod picture;
 mod results;
 mod rows;
 

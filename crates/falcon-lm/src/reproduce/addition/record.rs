@@ -5,8 +5,7 @@ use std::fmt::Write;
 use serde::{Deserialize, Serialize};
 
 use super::{PAPER, RowResult, WidthResult};
-use crate::report::{Format, Scale, thousands};
-use crate::reproduce::picture::{Axes, Curve, Triangle, curves, digits_of_widths};
+use crate::report::{Axes, Curve, Format, Scale, Triangle, curves, digits_of_widths, thousands};
 use crate::reproduce::results::{Results, Spread, cost, names};
 use crate::tasks::addition::one_digit_tests;
 

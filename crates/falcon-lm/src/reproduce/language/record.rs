@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{PAPER, PaperRow, RowResult, TASKS};
 use crate::evaluate::{BENCHMARKS, BenchmarkResult, TextResult, TextScore};
-use crate::report::{Fit, Format, Scale, table_head, table_line, thousands};
-use crate::reproduce::picture::{Axes, Curve, curves};
+use crate::report::{Curve, Fit, fitted_curves, table_head, table_line, thousands};
 use crate::reproduce::results::{Results, Spread, cost, names};
 
 /// Names of the files.
@@ -264,20 +263,8 @@ impl LanguageRecord {
             Curve { name: name.to_string(), points: points.filter(|(tokens, _)| *tokens > 0.0).collect() }
         };
         let all: Vec<Curve> = self.names().into_iter().map(curve).collect();
-        let values = |f: fn(&(f64, f64)) -> f64| all.iter().flat_map(|curve| &curve.points).map(f);
-        let [x, y] =
-            [Scale::fit(values(|point| point.0), Fit::Zero), Scale::fit(values(|point| point.1), Fit::Decades)]
-                .map(|scale| scale.unwrap_or(Scale::linear(0.0, 1.0)));
-        let axes = Axes {
-            title: "Validation perplexity of a token while training",
-            name: "million tokens learnt from",
-            x_ticks: x.labelled_ticks(Format::Number),
-            x,
-            y_ticks: y.labelled_ticks(Format::Number),
-            y,
-            border: None,
-        };
-        curves(&axes, &all)
+        let title = "Validation perplexity of a token while training";
+        fitted_curves(title, "million tokens learnt from", [Fit::Zero, Fit::Decades], &all)
     }
 }
 

@@ -2,16 +2,20 @@
 
 use std::fmt::Write;
 
-use crate::report::{Scale, escape};
+use super::html::escape;
+use super::scale::{Fit, Format, Scale};
 
 /// A line with a name.
-pub(super) struct Curve {
+#[derive(Clone, Debug, PartialEq)]
+pub struct Curve {
+    /// What it is.
     pub name: String,
+    /// Its points, from left to right.
     pub points: Vec<(f64, f64)>,
 }
 
 /// What stands around curves.
-pub(super) struct Axes {
+pub(crate) struct Axes {
     pub title: &'static str,
     /// What `x` is.
     pub name: &'static str,
@@ -32,8 +36,17 @@ const COLOURS: [&str; 8] =
     ["#0072b2", "#d55e00", "#009e73", "#b0609a", "#a07c00", "#56a0d0", "#6b4fa0", "#505050"];
 const DASHES: [&str; 3] = ["none", "7 3", "2 3"];
 
+/// Curves on axes that fit them, across and upwards; `name` is what they go over.
+pub fn fitted_curves(title: &'static str, name: &'static str, fits: [Fit; 2], all: &[Curve]) -> String {
+    let values = |f: fn(&(f64, f64)) -> f64| all.iter().flat_map(|curve| &curve.points).map(f);
+    let [x, y] = [Scale::fit(values(|point| point.0), fits[0]), Scale::fit(values(|point| point.1), fits[1])]
+        .map(|scale| scale.unwrap_or(Scale::linear(0.0, 1.0)));
+    let [x_ticks, y_ticks] = [x, y].map(|scale| scale.labelled_ticks(Format::Number));
+    curves(&Axes { title, name, x, x_ticks, y, y_ticks, border: None }, all)
+}
+
 /// Curves with their names beside them.
-pub(super) fn curves(axes: &Axes, curves: &[Curve]) -> String {
+pub(crate) fn curves(axes: &Axes, curves: &[Curve]) -> String {
     let [left, top, right, bottom] = ROOM;
     let x = |value: f64| left + axes.x.place(value) * (WIDTH - left - right);
     let y = |value: f64| HEIGHT - bottom - axes.y.place(value) * (HEIGHT - top - bottom);
@@ -80,7 +93,7 @@ pub(super) fn curves(axes: &Axes, curves: &[Curve]) -> String {
 }
 
 /// What a model does with every digit of every width: a row for each width, as many numbers as its sums have digits.
-pub(super) struct Triangle {
+pub(crate) struct Triangle {
     pub name: String,
     /// Fractions of 1.
     pub rows: Vec<Vec<f64>>,
@@ -93,7 +106,7 @@ const GAP: f64 = 24.0;
 const SHADES: usize = 10;
 
 /// A triangle for each model: digits of the target to the right, the lowest first, widths downwards; under the line is what was never learnt.
-pub(super) fn digits_of_widths(title: &str, border: usize, triangles: &[Triangle]) -> String {
+pub(crate) fn digits_of_widths(title: &str, border: usize, triangles: &[Triangle]) -> String {
     let across = triangles.len().clamp(1, 4);
     let down = triangles.len().div_ceil(across);
     let place = |index: usize| {
