@@ -11,7 +11,7 @@
 
 use crate::Real;
 use crate::eigen::{LANES, Lanes, top_eigenpairs};
-use crate::real::{add, axpy, dot, scale};
+use crate::real::{add, axpy, dot, multiply, scale};
 use crate::rule::{Decay, Gain, Objective, Rule};
 use crate::segment::{Segment, SegmentGrad};
 use crate::state::row;
@@ -86,14 +86,11 @@ impl<F: Real> Coefficients<F> {
             for (write, eta) in write.iter_mut().zip(eta) {
                 *write = share * *eta;
             }
-            match rule.objective {
-                Objective::InnerProduct => {}
-                Objective::Regression => erase.copy_from_slice(write),
-                Objective::DecayedRegression => {
-                    for ((erase, write), gamma) in erase.iter_mut().zip(write).zip(gamma) {
-                        *erase = *gamma * *write;
-                    }
-                }
+            if rule.erases() {
+                erase.copy_from_slice(write);
+            }
+            if rule.objective == Objective::DecayedRegression {
+                multiply(erase, gamma);
             }
         }
     }
@@ -226,16 +223,14 @@ impl<F: Real> Coefficients<F> {
             let (eta, gamma) = (&self.eta[here.clone()], &segment.gamma[here.clone()]);
             let (grad_eta, grad_gamma) = (&mut grad.write[here.clone()], &mut grad.gamma[here.clone()]);
             let grad_erase = &grad.erase[here.clone()];
-            match rule.objective {
-                Objective::InnerProduct => {}
-                Objective::Regression => add(grad_eta, grad_erase),
-                Objective::DecayedRegression => {
-                    let write = &segment.write[here.clone()];
-                    for i in 0..self.width {
-                        grad_eta[i] += gamma[i] * grad_erase[i];
-                        grad_gamma[i] += write[i] * grad_erase[i];
-                    }
+            if rule.objective == Objective::DecayedRegression {
+                let write = &segment.write[here.clone()];
+                for i in 0..self.width {
+                    grad_eta[i] += gamma[i] * grad_erase[i];
+                    grad_gamma[i] += write[i] * grad_erase[i];
                 }
+            } else if rule.erases() {
+                add(grad_eta, grad_erase);
             }
             scale(grad_eta, F::one() / F::of(window.len() as f64));
             match (rule.decay, rule.clamp.map(F::of)) {

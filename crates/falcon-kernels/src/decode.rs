@@ -23,7 +23,7 @@ use crate::scratch::split;
 use crate::segment::Segment;
 use crate::simd::{Vectorised, dispatch};
 use crate::state::{State, row};
-use crate::step::{outer, scale_columns};
+use crate::step::{outer, residual, scale_columns};
 use crate::{Real, normaliser};
 
 /// A batch of streams under one rule: takes a token of each at a time.
@@ -140,18 +140,9 @@ fn step<'s, F: Real, const FUSED: bool>(
             product(memory, segment.x_row(window.start + slot), &mut predictions[row(slot, columns)]);
         }
     }
-    let (write, erase) = (segment.gains(&segment.write, 0), segment.gains(&segment.erase, 0));
     for (slot, j) in window.clone().enumerate() {
-        let (z, v) = (&mut z[row(slot, columns)], segment.v_row(j));
-        z.copy_from_slice(v);
-        scale_columns(z, columns, write);
-        if segment.erases {
-            let p = &predictions[row(slot, columns)];
-            match erase {
-                [erase] => axpy(z, -*erase, p),
-                _ => z.iter_mut().zip(erase).zip(p).for_each(|((z, e), p)| *z -= *e * *p),
-            }
-        }
+        let p = if segment.erases { &predictions[row(slot, columns)] } else { &[][..] };
+        residual(segment, 0, segment.v_row(j), p, &mut z[row(slot, columns)]);
     }
     carry.fill(F::one());
     scale_columns(carry, columns, segment.gains(&segment.gamma, 0));

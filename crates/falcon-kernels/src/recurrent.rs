@@ -4,7 +4,7 @@ use crate::Real;
 use crate::real::dot;
 use crate::segment::{Segment, SegmentGrad};
 use crate::state::row;
-use crate::step::{apply, outer, predict, read, scale_columns, write};
+use crate::step::{apply, outer, predict, read, residual_backward, scale_columns, write};
 
 /// Runs the steps of `segment` on `memory`; `out` is `[steps, columns]`.
 pub(crate) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut [F]) {
@@ -28,8 +28,8 @@ pub(crate) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut
 /// becomes that of the incoming memory.
 ///
 /// ```text
-/// a_j = Λᵀ x_j    dv_j += w a_j    dw = Σ a_j·v_j    de = −Σ a_j·p_j    dγ = ⟨Λ, S⟩
-/// dx_j += Λ z_j − S (e a_j)        Λ ← γ Λ − Σ x_j (e a_j)ᵀ             a read adds q doᵀ,  dq = S do
+/// a_j = Λᵀ x_j = dL/dz_j    b_j = −dL/dp_j, by the residual's adjoint    dγ = ⟨Λ, S⟩
+/// dx_j += Λ z_j − S b_j     Λ ← γ Λ − Σ x_j b_jᵀ                         a read adds q doᵀ,  dq = S do
 /// ```
 pub(crate) fn backward<F: Real>(
     segment: &Segment<F>,
@@ -50,8 +50,7 @@ pub(crate) fn backward<F: Real>(
         predict(segment, step, before, &mut p, &mut z);
         write(segment, step, &z, after);
     }
-    let mut a = vec![F::zero(); columns];
-    let mut erased = vec![F::zero(); segment.window * columns];
+    let mut b = vec![F::zero(); segment.window * columns];
     for step in (0..segment.steps).rev() {
         let before = &history[row(step, size)];
         let (q, grad_o) = (segment.q_row(step), &grad_out[row(step, columns)]);
@@ -61,19 +60,13 @@ pub(crate) fn backward<F: Real>(
         }
         predict(segment, step, before, &mut p, &mut z);
         for (slot, j) in segment.window(step).enumerate() {
-            let (x, v, z) = (segment.x_row(j), segment.v_row(j), &z[row(slot, columns)]);
-            let erased = &mut erased[row(slot, columns)];
-            read(adjoint, x, &mut a);
-            for c in 0..columns {
-                let gain = |of: &[F]| segment.gain(of, step, c);
-                grad.v[j * columns + c] += gain(&segment.write) * a[c];
-                SegmentGrad::add_gain(&mut grad.write, segment, step, c, a[c] * v[c]);
-                SegmentGrad::add_gain(&mut grad.erase, segment, step, c, -a[c] * p[slot * columns + c]);
-                erased[c] = gain(&segment.erase) * a[c];
-            }
+            let here = row(slot, columns);
+            let b = &mut b[here.clone()];
+            read(adjoint, segment.x_row(j), b);
+            residual_backward(segment, step, j, &p[here.clone()], b, grad);
             let grad_x = &mut grad.qx[row(segment.steps + j, dim_k)];
-            apply(grad_x, F::one(), adjoint, z);
-            apply(grad_x, -F::one(), before, erased);
+            apply(grad_x, F::one(), adjoint, &z[here]);
+            apply(grad_x, -F::one(), before, b);
         }
         for (line, before) in adjoint.chunks_exact(columns).zip(before.chunks_exact(columns)) {
             if segment.each_column {
@@ -86,7 +79,7 @@ pub(crate) fn backward<F: Real>(
         }
         scale_columns(adjoint, columns, segment.gains(&segment.gamma, step));
         for (slot, j) in segment.window(step).enumerate() {
-            outer(adjoint, -F::one(), segment.x_row(j), &erased[row(slot, columns)]);
+            outer(adjoint, -F::one(), segment.x_row(j), &b[row(slot, columns)]);
         }
         if segment.read_before {
             apply(&mut grad.qx[row(step, dim_k)], F::one(), before, grad_o);

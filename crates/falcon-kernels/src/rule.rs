@@ -13,6 +13,7 @@ use crate::error::RuleError;
 
 /// The objective whose gradient step is the write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Objective {
     /// `−⟨v, Sᵀx⟩`: the write is Hebbian, nothing is erased (`e = 0`).
     InnerProduct,

@@ -2,7 +2,7 @@
 
 use crate::Real;
 use crate::real::{axpy, dot};
-use crate::segment::Segment;
+use crate::segment::{Segment, SegmentGrad};
 use crate::state::row;
 
 /// `o = Sᵀ q`.
@@ -14,17 +14,50 @@ pub(crate) fn read<F: Real>(memory: &[F], q: &[F], out: &mut [F]) {
     }
 }
 
-/// The predictions `p_j = Sᵀ x_j` and the writes `z_j = (w v_j − e p_j)/B` of one step, `[window, columns]`.
+/// The predictions `p_j = Sᵀ x_j` of one step and what its pairs write, `z_j`, `[window, columns]`.
 #[inline(always)]
 pub(crate) fn predict<F: Real>(segment: &Segment<F>, step: usize, memory: &[F], p: &mut [F], z: &mut [F]) {
     let columns = segment.columns;
     for (slot, j) in segment.window(step).enumerate() {
         let (p, z) = (&mut p[row(slot, columns)], &mut z[row(slot, columns)]);
         read(memory, segment.x_row(j), p);
-        for c in 0..columns {
-            let (write, erase) = (segment.gain(&segment.write, step, c), segment.gain(&segment.erase, step, c));
-            z[c] = write * segment.v_row(j)[c] - erase * p[c];
+        residual(segment, step, segment.v_row(j), p, z);
+    }
+}
+
+/// What one pair writes: `z = w v − e p`, for its value and what the memory says of its key.
+#[inline(always)]
+pub(crate) fn residual<F: Real>(segment: &Segment<F>, step: usize, v: &[F], p: &[F], z: &mut [F]) {
+    z.copy_from_slice(v);
+    scale_columns(z, v.len(), segment.gains(&segment.write, step));
+    if segment.erases {
+        match segment.gains(&segment.erase, step) {
+            [erase] => axpy(z, -*erase, p),
+            erase => z.iter_mut().zip(erase).zip(p).for_each(|((z, e), p)| *z -= *e * *p),
         }
+    }
+}
+
+/// Adjoint of [`residual`] for row `j`: adds to the gradients of `v`, `w` and `e`, and makes `a = dL/dz` that of `−p`.
+///
+/// ```text
+/// dv += w a    dw += a·v    de −= a·p    −dp = e a
+/// ```
+#[inline(always)]
+pub(crate) fn residual_backward<F: Real>(
+    segment: &Segment<F>,
+    step: usize,
+    j: usize,
+    p: &[F],
+    a: &mut [F],
+    grad: &mut SegmentGrad<F>,
+) {
+    let v = segment.v_row(j);
+    for c in 0..segment.columns {
+        grad.v[j * segment.columns + c] += segment.gain(&segment.write, step, c) * a[c];
+        SegmentGrad::add_gain(&mut grad.write, segment, step, c, a[c] * v[c]);
+        SegmentGrad::add_gain(&mut grad.erase, segment, step, c, -a[c] * p[c]);
+        a[c] *= segment.gain(&segment.erase, step, c);
     }
 }
 

@@ -39,6 +39,7 @@ impl Coefficients {
             Objective::InnerProduct => None,
             Objective::Regression => Some(write.clone()),
             Objective::DecayedRegression => Some(write.clone() * gamma.clone()),
+            other => panic!("{other:?} has no tensor operations yet: use the CPU"),
         };
         Self { write, erase, gamma }
     }
