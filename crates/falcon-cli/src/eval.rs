@@ -14,8 +14,9 @@ use falcon_lm::trained::{Trained, TrainedError};
 use falcon_nn::{nearest, write_file};
 use thiserror::Error;
 
+use crate::output;
 use crate::progress::measuring;
-use crate::train::{asked_to_stop, check_folder, use_threads};
+use crate::train::{asked_to_stop, use_threads};
 
 /// Arguments of `falcon eval`.
 #[derive(Debug, Args)]
@@ -39,15 +40,15 @@ pub struct EvalArgs {
     pub tasks: Vec<String>,
 
     /// The folder with the benchmarks, NAME.jsonl each.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", requires = "tasks")]
     pub data: Option<PathBuf>,
 
     /// Examples before each question: 0, 1, or both as 0,1.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "0", value_parser = clap::value_parser!(u8).range(0..=8))]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "0", requires = "tasks", value_parser = clap::value_parser!(u8).range(0..=8))]
     pub shots: Vec<u8>,
 
     /// Questions of each benchmark, at most: from all over its file.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", requires = "tasks")]
     pub limit: Option<usize>,
 
     /// Keep results in this JSON file as they come; what is in it already is not measured again.
@@ -144,7 +145,7 @@ pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
     exam.ask(&benchmarks, folder, args.limit.unwrap_or(usize::MAX))?;
     exam.check()?;
     if let Some(path) = &args.output {
-        check_folder(path).map_err(|error| EvalError::Io { path: path.clone(), error })?;
+        output::check(path).map_err(|error| EvalError::Io { path: path.clone(), error })?;
     }
     let mut known = args.output.as_deref().map_or(Ok(Vec::new()), read)?;
     for path in &args.models {
@@ -172,7 +173,7 @@ pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
     let mut out = io::stdout().lock();
     match args.json {
         true => writeln!(out, "{}", serde_json::to_string(&shown).map_err(io::Error::from)?)?,
-        false => write!(out, "{}", tables(&shown, args))?,
+        false => write!(out, "{}", tables(&shown, &benchmarks, args))?,
     }
     Ok(outcome)
 }
@@ -209,7 +210,7 @@ fn keep(path: &Path, others: &[ModelResult], result: &ModelResult) -> Result<(),
 const STOPPING: &str = "stopping after this batch; what is measured is kept with --output";
 
 /// Perplexities, then benchmarks by examples, in Markdown.
-fn tables(results: &[ModelResult], args: &EvalArgs) -> String {
+fn tables(results: &[ModelResult], benchmarks: &[&Benchmark], args: &EvalArgs) -> String {
     let mut out = String::new();
     if !args.text.is_empty() {
         let titles = ["model", "text", "read", "tokens", "per token", "per byte", "per word", "bits per byte"];
@@ -225,7 +226,6 @@ fn tables(results: &[ModelResult], args: &EvalArgs) -> String {
             }
         }
     }
-    let Ok(benchmarks) = benchmarks(args) else { return out };
     if benchmarks.is_empty() {
         return out;
     }
@@ -234,7 +234,7 @@ fn tables(results: &[ModelResult], args: &EvalArgs) -> String {
             out.push('\n');
         }
         let mut titles = vec![format!("{shots}-shot")];
-        for benchmark in &benchmarks {
+        for benchmark in benchmarks {
             let mark = if benchmark.normalised { "*" } else { "" };
             if benchmark.name == "lambada_openai" {
                 titles.push("LAMBADA ppl".into());
@@ -246,7 +246,7 @@ fn tables(results: &[ModelResult], args: &EvalArgs) -> String {
         for result in results {
             let mut cells = vec![result.model.clone()];
             let mut choices = Vec::new();
-            for benchmark in &benchmarks {
+            for benchmark in benchmarks {
                 let found = result
                     .benchmarks
                     .iter()

@@ -19,7 +19,8 @@ use serde::Serialize;
 use serde_json::json;
 use thiserror::Error;
 
-use crate::train::{asked_to_stop, check_folder, use_threads};
+use crate::output;
+use crate::train::{asked_to_stop, use_threads};
 
 /// Arguments of `falcon generate`.
 #[derive(Debug, Args)]
@@ -46,7 +47,7 @@ pub struct GenerateArgs {
     pub max_tokens: usize,
 
     /// Logits are divided by this: lower is safer, 0 always takes the likeliest.
-    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    #[arg(long, value_name = "T", default_value_t = 0.8, allow_negative_numbers = true)]
     pub temperature: f64,
 
     /// Draw from so many of the likeliest tokens only; 0 for all.
@@ -54,11 +55,11 @@ pub struct GenerateArgs {
     pub top_k: usize,
 
     /// Draw from the likeliest tokens that have this much probability together.
-    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    #[arg(long, value_name = "P", default_value_t = 0.95, allow_negative_numbers = true)]
     pub top_p: f64,
 
     /// Make tokens that came before less likely; 1 does not.
-    #[arg(long, value_name = "R", default_value_t = 1.0)]
+    #[arg(long, value_name = "R", default_value_t = 1.0, allow_negative_numbers = true)]
     pub repetition_penalty: f64,
 
     /// Of the draws: the same seed says the same.
@@ -184,7 +185,7 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
     let sampling = Sampling { temperature, top_k, top_p, repetition_penalty, seed };
     sampling.validate()?;
     if let Some(path) = &args.state_out {
-        check_folder(path).map_err(|error| FileError::Io { path: path.clone(), error })?;
+        output::check(path).map_err(|error| FileError::Io { path: path.clone(), error })?;
     }
     use_threads(args.threads);
     let beginnings = beginnings(args)?;
@@ -192,12 +193,15 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
     let stop = asked_to_stop("stopping");
     let mut out = io::stdout().lock();
     let (mut totals, mut all) = (Totals::default(), Vec::new());
-    for (index, beginnings) in beginnings.chunks(TOGETHER).enumerate() {
+    let mut interrupted = false;
+    'all: for (index, beginnings) in beginnings.chunks(TOGETHER).enumerate() {
         let begin = Instant::now();
         let mut streams = Vec::new();
         for beginning in beginnings {
             let Some((stream, tokens)) = read(args, &trained, beginning, stop)? else {
-                return Ok(Outcome::Interrupted);
+                // What was said before is printed.
+                interrupted = true;
+                break 'all;
             };
             totals.read += tokens;
             streams.push(stream);
@@ -241,7 +245,7 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
             HumanCount(context as u64),
         );
     }
-    let interrupted = all.iter().any(|said| said.ended_by == "interrupted");
+    interrupted |= all.iter().any(|said| said.ended_by == "interrupted");
     Ok(if interrupted { Outcome::Interrupted } else { Outcome::Finished })
 }
 

@@ -5,6 +5,7 @@ pub mod bench;
 pub mod eval;
 pub mod generate;
 pub mod memory;
+mod output;
 pub mod progress;
 pub mod report;
 pub mod reproduce;

@@ -77,7 +77,7 @@ fn main() -> ExitCode {
             let mut script = Vec::new();
             clap_complete::generate(args.shell, &mut Cli::command(), "falcon", &mut script);
             match io::stdout().write_all(&script) {
-                Err(error) if !is_closed(&error) => fail(error),
+                Err(error) if !is_closed(&error) => fail(format_args!("stdout: {error}")),
                 _ => ExitCode::SUCCESS,
             }
         }

@@ -10,6 +10,8 @@ use falcon_nn::write_file;
 use serde_json::json;
 use thiserror::Error;
 
+use crate::output;
+
 /// Arguments of `falcon report`.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
@@ -67,13 +69,14 @@ fn read(folder: &Path) -> Result<Vec<RunRecord>, ReportError> {
 
 /// Writes the page, and prints where it is.
 pub fn run(args: &ReportArgs) -> Result<(), ReportCommandError> {
+    let path = &args.output;
+    let failed = |error| ReportCommandError::Page { path: path.clone(), error };
+    output::check(path).map_err(failed)?;
     let mut runs = Vec::new();
     for folder in &args.runs {
         runs.extend(read(folder)?);
     }
-    let path = &args.output;
-    write_file(path, page(&runs).as_bytes())
-        .map_err(|error| ReportCommandError::Page { path: path.clone(), error })?;
+    write_file(path, page(&runs).as_bytes()).map_err(failed)?;
     let mut out = io::stdout().lock();
     if args.json {
         let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();

@@ -8,6 +8,7 @@ use falcon_lm::data::{Source, SourceError, TOKENIZER_FILE, Tokenizer, TokenizerE
 use serde_json::json;
 use thiserror::Error;
 
+use crate::output;
 use crate::progress::with_spinner;
 
 /// Arguments of `falcon tokenizer`.
@@ -73,6 +74,8 @@ pub enum TokenizerCommandError {
 /// Learns, writes and says what came out.
 pub fn run(args: &TokenizerArgs) -> Result<(), TokenizerCommandError> {
     let TokenizerCommand::Train(args) = &args.command;
+    let io = |error| TokenizerError::Io { path: args.output.clone(), error };
+    output::check(&args.output).map_err(io)?;
     let sources = args.text.iter().map(|path| Source::open(path)).collect::<Result<Vec<_>, _>>()?;
     let made = with_spinner("learning a tokenizer", || {
         let texts = sample(&sources, (args.sample as usize) << 20)?;

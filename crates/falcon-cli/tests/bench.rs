@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
+use falcon_kernels::Rule;
 use serde_json::Value;
 
 const TINY: [&str; 8] = ["--tokens", "70", "--dims", "8", "--heads", "2", "--repeats", "1"];
@@ -68,7 +69,7 @@ const KERNELS: [&str; 15] = [
 fn every_rule_has_a_row_with_every_figure() {
     let rows = rows(&["--batch", "2"]);
     let kernels = table(&rows, "kernels", &KERNELS);
-    assert_eq!(kernels.len(), 11);
+    assert_eq!(kernels.len(), Rule::ALL.len() - 2, "all but two");
     assert!(kernels.iter().all(|row| row["backward_over_forward"].is_number() && row["batch"] == 2));
     assert_eq!(table(&rows, "gemm", &["threads", "gflops", "side"]).len(), 1);
     let figures = ["ns_per_token", "tokens_per_second", "gb_per_second", "machine_gb_per_second", "of_machine"];
@@ -89,8 +90,9 @@ fn rules_and_threads_can_be_chosen() {
 
 #[test]
 fn tables_can_be_left_out() {
-    assert!(rows(&["--decode"]).iter().all(|row| row["table"] == "decode"));
-    assert!(rows(&["--no-decode", "--rules", "falcon-1"]).iter().all(|row| row["table"] != "decode"));
+    let (only, without) = (rows(&["--decode"]), rows(&["--no-decode", "--rules", "falcon-1"]));
+    assert!(!only.is_empty() && only.iter().all(|row| row["table"] == "decode"));
+    assert!(!without.is_empty() && without.iter().all(|row| row["table"] != "decode"));
 }
 
 #[test]
@@ -204,4 +206,38 @@ fn generation_is_timed_after_every_context() {
         assert!(String::from_utf8_lossy(&wide.stdout).contains("too large for this memory"), "{}", said(&wide));
     }
     assert!(said(&run(&["--models", "falcon-9"])).contains("falcon-9"));
+}
+
+/// Contexts that are close together are the ones asked for: what is said at one is not part of the next.
+#[test]
+fn contexts_are_those_asked_for() {
+    let few = ["bench", "generate", "--size", "micro", "--models", "falcon-1a.3", "--contexts", "20,24", "--json"];
+    let ran = Command::new(env!("CARGO_BIN_EXE_falcon")).args(few).args(["--tokens", "9"]).output().unwrap();
+    let rows: Vec<Value> = serde_json::from_slice(&ran.stdout).unwrap();
+    let contexts: Vec<u64> = rows.iter().map(|row| row["result"]["context"].as_u64().unwrap()).collect();
+    assert_eq!(contexts, [20, 24]);
+}
+
+#[test]
+fn training_steps_are_timed() {
+    let few = [
+        "bench",
+        "train",
+        "--no-peer",
+        "--models",
+        "falcon-1a.3",
+        "--batch",
+        "1",
+        "--time",
+        "4",
+        "--repeats",
+        "1",
+    ];
+    let ran = Command::new(env!("CARGO_BIN_EXE_falcon")).args(few).arg("--json").output().unwrap();
+    assert!(ran.status.success(), "{}", said(&ran));
+    let rows: Vec<Value> = serde_json::from_slice(&ran.stdout).unwrap();
+    assert!(
+        rows.len() == 1 && rows[0]["name"] == "falcon-1a.3" && rows[0]["ms"].as_f64().unwrap() > 0.0,
+        "{rows:?}"
+    );
 }

@@ -165,3 +165,55 @@ fn examples_of_help_are_understood() {
         }
     }
 }
+
+/// Links between pages, and from pages to the code, lead somewhere.
+#[test]
+fn links_lead_somewhere() {
+    let mut pages = vec![root().join("README.md"), root().join("ARCHITECTURE.md")];
+    for folder in ["docs", "bench", "fuzz", "golden"] {
+        let files = fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        pages.extend(files.filter(|path| path.extension().is_some_and(|end| end == "md")));
+    }
+    let mut found = 0;
+    for page in pages {
+        let text = fs::read_to_string(&page).unwrap();
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if target.starts_with("http") {
+                continue;
+            }
+            found += 1;
+            let file = target.split('#').next().unwrap();
+            assert!(page.parent().unwrap().join(file).exists(), "{}: {target}", page.display());
+        }
+    }
+    assert!(found > 50, "{found} links");
+}
+
+#[test]
+fn shells_can_complete() {
+    for shell in ["bash", "zsh", "fish"] {
+        let ran = Command::new(env!("CARGO_BIN_EXE_falcon")).args(["completions", shell]).output().unwrap();
+        let script = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success() && script.contains("reproduce") && script.contains("state-out"), "{shell}");
+    }
+}
+
+/// An output that cannot be written is known before the work is done.
+#[test]
+fn outputs_are_checked_first() {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("a.txt"), "some text").unwrap();
+    let said = |args: &[&str]| {
+        let ran =
+            Command::new(env!("CARGO_BIN_EXE_falcon")).current_dir(folder.path()).args(args).output().unwrap();
+        assert_eq!(ran.status.code(), Some(2), "{args:?}");
+        String::from_utf8_lossy(&ran.stderr).into_owned()
+    };
+    let missing = "there is no folder nowhere: make it first";
+    assert!(said(&["tokenizer", "train", "a.txt", "-o", "nowhere/t.json"]).contains(missing));
+    assert!(said(&["report", "runs", "-o", "nowhere/r.html"]).contains(missing));
+    assert!(said(&["generate", "run", "--state-out", "nowhere/m"]).contains(missing));
+    assert!(said(&["bench", "generate", "--picture", "nowhere/p.svg"]).contains(missing));
+    let folder_there = said(&["generate", "run", "--state-out", "."]);
+    assert!(folder_there.contains("not a file that can be replaced"), "{folder_there}");
+}

@@ -65,6 +65,10 @@ fn wrong_rows_are_refused_before_anything_is_trained() {
     let ran = addition(&["--models", "retnet,falcon-7"], &output);
     assert!(!ran.status.success() && !output.exists());
     assert!(String::from_utf8_lossy(&ran.stderr).contains("unknown preset \"falcon-7\""));
+    let timeless = addition(&["--models", "transformer", "--ablation", "timing"], &output);
+    assert!(
+        String::from_utf8_lossy(&timeless.stderr).contains("a Transformer has no memory to be written earlier")
+    );
     let none =
         Command::new(env!("CARGO_BIN_EXE_falcon")).args(["reproduce", "addition", "--from", "nowhere"]).output();
     assert!(String::from_utf8_lossy(&none.unwrap().stderr).contains("nowhere/results.json"));
@@ -170,6 +174,8 @@ fn a_tokenizer_is_learnt_where_none_is_given() {
     assert!(said.contains("retnet") && said.contains("days"), "{said}");
     let none = lm(&["--data", "nowhere", "--output", "other"], folder.path());
     assert!(String::from_utf8_lossy(&none.stderr).contains("nowhere/lambada_openai.jsonl"));
+    let seen = lm(&["--text", "train.txt", "--output", "other"], folder.path());
+    assert!(String::from_utf8_lossy(&seen.stderr).contains("train.txt is in --train too"));
     assert!(!folder.path().join("other").exists(), "nothing is done before that is known");
     // Where things are is not in what is recorded.
     let record = LanguageRecord::read(&folder.path().join("out")).unwrap();

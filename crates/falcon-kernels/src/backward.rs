@@ -52,9 +52,14 @@ pub fn backward<F: Real>(
 ) -> Result<Grads<F>, Error> {
     let sizes = check(rule, form, inputs, state)?;
     check_out("grad_out", grad_out, &sizes)?;
-    grad_state.map_or(Ok(()), |grad_state| grad_state.check(rule, &sizes))?;
+    check_grad_state(rule, &sizes, grad_state)?;
     let mut out = vec![F::zero(); grad_out.len()];
     record(rule, form, inputs, &mut state.clone(), &mut out)?.backward(inputs, grad_out, grad_state)
+}
+
+fn check_grad_state<F: Real>(rule: &Rule, sizes: &Sizes, grad_state: Option<&State<F>>) -> Result<(), Error> {
+    let check = |state: &State<F>| state.check(rule, sizes).map_err(|error| Error::GradState(Box::new(error)));
+    grad_state.map_or(Ok(()), check)
 }
 
 /// [`crate::forward`], keeping what the backward pass needs: the incoming state, and the memory before each segment.
@@ -100,9 +105,7 @@ impl<F: Real> Tape<F> {
             return Err(Error::OtherTape { recorded: self.offsets.clone(), got: inputs.offsets.to_vec() });
         }
         check_out("grad_out", grad_out, &sizes)?;
-        if let Some(grad_state) = grad_state {
-            grad_state.check(rule, &sizes)?;
-        }
+        check_grad_state(rule, &sizes, grad_state)?;
         let gain_width = inputs.gain.map_or(0, |gain| gain.shape()[2]);
         let decay_width = inputs.decay.map_or(0, |decay| decay.shape()[2]);
         let zeros = |heads: usize, width: usize| vec![F::zero(); sizes.tokens * heads * width];

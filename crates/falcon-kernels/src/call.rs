@@ -43,7 +43,7 @@ pub(crate) fn forward_checked<F: Real>(
     out: &mut [F],
     saved: &mut [F],
 ) {
-    let blocks = if saved.is_empty() { value_blocks(rule, sizes) } else { 1 };
+    let blocks = if saved.is_empty() { value_blocks(rule, form, sizes) } else { 1 };
     let out = SharedHeads::new(out, inputs.offsets, sizes.heads * blocks, sizes.dim_v / blocks);
     let size = sizes.dim_k * rule.state_columns(sizes.dim_v);
     let mut memories = std::mem::take(&mut state.memory);
@@ -82,9 +82,15 @@ pub(crate) fn forward_checked<F: Real>(
 /// Into how many blocks of columns the values of a head are cut. Columns of a memory do not touch each other, so threads that have no head to
 /// themselves can share one; what the columns have in common is then worked out once for each block, which costs idle threads only. A
 /// column's numbers are the same in any block.
-fn value_blocks(rule: &Rule, sizes: &Sizes) -> usize {
+fn value_blocks(rule: &Rule, form: Form, sizes: &Sizes) -> usize {
     // Narrower products would be slower.
     const NARROWEST: usize = 32;
+    // Longer sums are cut by the matrix library, and where depends on the width of the product: bits would depend on the threads.
+    const DEEPEST: usize = 512;
+    let stretch = form.stretch(rule).unwrap_or(sizes.tokens);
+    if sizes.dim_k.max(stretch.saturating_add(rule.window)) > DEEPEST {
+        return 1;
+    }
     let threads = rayon::current_num_threads() / (sizes.sequences * sizes.heads).max(1);
     let most = threads.min(sizes.dim_v / NARROWEST);
     // A normaliser is a column that all the others are divided by.

@@ -72,11 +72,13 @@ impl<F: Real> Coefficients<F> {
             if pairs == 0 {
                 continue;
             }
-            self.lambda[step] = match rule.decay {
+            let lambda = match rule.decay {
                 Decay::None | Decay::Gate => F::zero(),
                 Decay::Ridge => self.decay[step],
                 Decay::ScaledRidge { .. } => self.decay[step] * self.energy[step],
             };
+            // As good as infinite, but finite: E + λ + ε must not overflow, or the carry would be ∞/∞.
+            self.lambda[step] = lambda.min(huge());
             self.denominator[step] = self.energy[step] + self.lambda[step] + F::of(rule.eps);
             self.step_sizes(rule, segment, step);
             let here = row(step, width);
@@ -145,7 +147,7 @@ impl<F: Real> Coefficients<F> {
             let pairs = window.len();
             if pairs > 0 {
                 let sum: f64 = window.map(|j| dot_f64(segment.x_row(j), segment.x_row(j))).sum();
-                self.energy[step] = F::of(sum / pairs as f64);
+                self.energy[step] = F::of(sum / pairs as f64).min(huge());
             }
         }
     }
@@ -183,7 +185,7 @@ impl<F: Real> Coefficients<F> {
             for (lane, step) in steps.enumerate() {
                 let pairs = segment.window(step).len();
                 if pairs > 0 {
-                    self.energy[step] = F::of(top[lane] / pairs as f64);
+                    self.energy[step] = F::of(top[lane] / pairs as f64).min(huge());
                 }
                 if gradient {
                     for i in 0..size {
@@ -310,6 +312,12 @@ impl<F: Real> Coefficients<F> {
             }
         }
     }
+}
+
+/// Four of them can be added.
+#[inline(always)]
+fn huge<F: Real>() -> F {
+    F::max_value() / F::of(4.0)
 }
 
 #[inline(always)]

@@ -9,7 +9,8 @@
 //! p_j ← γ p_j + Σ_l (x_j·x_l) z_l                           for the pairs that stay in the window
 //! ```
 //!
-//! With same-step alignment the next key is not known yet, and a rule that erases asks the memory first.
+//! With same-step alignment the next key is not known yet, and a rule that erases asks the memory first. Each older pair of a window costs
+//! a pass of its own.
 
 use crate::call::{check, check_out};
 use crate::coefficients::{Coefficients, Purpose};
@@ -212,7 +213,7 @@ impl<F: Real> Write<'_, F> {
         let (older_z, z) = z.split_at(z.len() - columns);
         let (older_x, x) = x.split_at(x.len() - dim_k);
         if !older_z.is_empty() {
-            // Rare, and short: an outer product for each older pair, so that what follows has one pair to write.
+            // Windows only: an outer product for each older pair, so that what follows has one pair to write.
             scale_columns(memory, columns, carry);
             carry.fill(F::one());
             for (x, z) in older_x.chunks_exact(dim_k).zip(older_z.chunks_exact(columns)) {

@@ -16,7 +16,7 @@ pub enum RuleError {
         /// The longest allowed.
         most: usize,
     },
-    /// A window mixes columns that per-column gains keep apart.
+    /// No kernel does both.
     #[error("per-column gains need window 1, got {window}")]
     ColumnsWithWindow {
         /// The window asked for.
@@ -61,8 +61,20 @@ pub enum Error {
         /// What the axes are.
         meaning: &'static str,
     },
-    /// A slice too short for the shape and strides it is viewed with.
-    #[error("{tensor} has {got} elements, its shape and strides need {needed}")]
+    /// A slice that is too short for how it is viewed, or too long for an array without strides.
+    #[error("a view of shape {shape:?}{} needs {} elements, got {got}", strided(.strides), counted(.needed))]
+    View {
+        /// The shape.
+        shape: [usize; 3],
+        /// From one token, and from one head, to the next, if they were given.
+        strides: Option<[usize; 2]>,
+        /// Elements needed, if they can be counted.
+        needed: Option<usize>,
+        /// Elements there.
+        got: usize,
+    },
+    /// An array of the wrong length.
+    #[error("{tensor} has {got} elements, expected {needed}")]
     Length {
         /// Which tensor.
         tensor: &'static str,
@@ -101,6 +113,12 @@ pub enum Error {
         /// Where it is.
         position: usize,
     },
+    /// Tokens that are in no sequence.
+    #[error("sequence offsets must rise from 0 to {tokens} (the tokens), got no sequence: [0, {tokens}] is one")]
+    NoOffsets {
+        /// Number of tokens.
+        tokens: usize,
+    },
     /// A size that must not be zero.
     #[error("{what} must be at least 1, got 0")]
     Zero {
@@ -116,6 +134,22 @@ pub enum Error {
         heads: usize,
         /// Width.
         dim: usize,
+    },
+    /// A state with more elements than can be counted.
+    #[error(
+        "the state of {sequences} sequences of {heads} heads, dim_k {dim_k}, dim_v {dim_v} and window {window} is more than an array can hold"
+    )]
+    StateTooLarge {
+        /// Sequences.
+        sequences: usize,
+        /// Heads.
+        heads: usize,
+        /// Width of a key.
+        dim_k: usize,
+        /// Width of a value.
+        dim_v: usize,
+        /// Pairs in the window.
+        window: usize,
     },
     /// A chunk whose working memory would not be sensible.
     #[error("a chunk of {chunk} tokens with window {window} is too long: together at most {most}")]
@@ -148,7 +182,7 @@ pub enum Error {
         value: f64,
     },
     /// A gain, ridge or gate outside the range the rule needs.
-    #[error("{tensor}{index:?} is {value}: {meaning} must be in [{low}, {high}]")]
+    #[error("{tensor}{index:?} is {value}: {meaning} must be {}", range(*.low, *.high))]
     Range {
         /// Which tensor.
         tensor: &'static str,
@@ -199,6 +233,9 @@ pub enum Error {
         /// Pairs in its tail.
         tail: usize,
     },
+    /// The same of the gradient of the outgoing state.
+    #[error("grad_state: {0}")]
+    GradState(Box<Error>),
     /// A state made for another rule or other sizes.
     #[error("the state has {what} {got}, the call needs {expected}")]
     State {
@@ -209,4 +246,16 @@ pub enum Error {
         /// Its value in the call.
         expected: usize,
     },
+}
+
+fn range(low: f64, high: f64) -> String {
+    if high == f64::INFINITY { format!("finite and at least {low}") } else { format!("in [{low}, {high}]") }
+}
+
+fn strided(strides: &Option<[usize; 2]>) -> String {
+    strides.map_or(String::new(), |strides| format!(" and strides {strides:?}"))
+}
+
+fn counted(needed: &Option<usize>) -> String {
+    needed.map_or("more than can be counted".into(), |needed| needed.to_string())
 }

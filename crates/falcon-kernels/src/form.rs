@@ -41,16 +41,15 @@ impl Form {
             Form::Recurrent => Ok(()),
             Form::Chunked { chunk: 0 } => Err(Error::Zero { what: "the chunk size" }),
             Form::Chunked { chunk } => {
-                let side = chunk.min(longest).saturating_add(rule.window);
-                if side <= Self::CHUNK_LIMIT {
+                let together = self.stretch(rule).unwrap_or(chunk).min(longest);
+                if together.saturating_add(rule.window) <= Self::CHUNK_LIMIT {
                     Ok(())
                 } else {
                     Err(Error::ChunkTooLong { chunk, window: rule.window, most: Self::CHUNK_LIMIT })
                 }
             }
             Form::Masked => {
-                // A step writes at most a window, which reaches back into the tail.
-                let side = longest.saturating_mul(rule.window.min(longest.saturating_add(rule.tail_capacity())));
+                let side = longest.saturating_mul(rule.window);
                 if side.saturating_mul(side) <= Self::MASKED_LIMIT {
                     Ok(())
                 } else {

@@ -120,7 +120,7 @@ impl<F: Real> Head<'_, F> {
         purpose: Purpose,
     ) {
         self.gather(steps, segment, coefficients);
-        dispatch(Step { coefficients, rule: self.rule, segment, purpose });
+        dispatch(Gains { coefficients, rule: self.rule, segment, purpose });
     }
 
     /// Packs the steps `steps` of this sequence, with their gains as given.
@@ -227,14 +227,14 @@ pub(crate) fn advance<F: Real>(rule: &Rule, inputs: &Inputs<'_, F>, sizes: &Size
 }
 
 /// The coefficients of a packed segment.
-struct Step<'a, F> {
+struct Gains<'a, F> {
     coefficients: &'a mut Coefficients<F>,
     rule: &'a Rule,
     segment: &'a mut Segment<F>,
     purpose: Purpose,
 }
 
-impl<F: Real> Vectorised for Step<'_, F> {
+impl<F: Real> Vectorised for Gains<'_, F> {
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
         self.coefficients.forward(self.rule, self.segment, self.purpose);

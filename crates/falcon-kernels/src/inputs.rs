@@ -88,6 +88,21 @@ impl<F: Real> Inputs<'_, F> {
                 return Err(Error::TooLarge { tokens, heads, dim });
             }
         }
+        // Nor can the state, which is there with no token at all.
+        let tail = rule.tail_capacity().max(1);
+        for (heads, width) in [(heads, dim_v), (key_heads, dim_k), (heads, rule.state_columns(dim_v))] {
+            let numbers =
+                [heads, dim_k.max(tail), width].into_iter().try_fold(sizes.sequences, usize::checked_mul);
+            if numbers.is_none_or(|numbers| numbers > isize::MAX as usize / size_of::<F>()) {
+                return Err(Error::StateTooLarge {
+                    sequences: sizes.sequences,
+                    heads,
+                    dim_k,
+                    dim_v,
+                    window: rule.window,
+                });
+            }
+        }
         if heads % key_heads != 0 {
             return Err(Error::Groups { heads, key_heads });
         }
@@ -136,15 +151,16 @@ impl<F: Real> Inputs<'_, F> {
         let mut before = 0;
         for (position, &got) in self.offsets.iter().enumerate() {
             let last = position + 1 == self.offsets.len();
-            if got < before || got > tokens || (position == 0 && got != 0) || (last && got != tokens) {
+            let ends = last && position > 0;
+            if got < before || got > tokens || (position == 0 && got != 0) || (ends && got != tokens) {
                 return Err(Error::Offsets { tokens, got, position });
             }
             before = got;
         }
-        if self.offsets.is_empty() && tokens > 0 {
-            return Err(Error::Offsets { tokens, got: 0, position: 0 });
+        match self.offsets {
+            [] | [_] if tokens > 0 => Err(Error::NoOffsets { tokens }),
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -227,6 +243,11 @@ mod tests {
         assert_eq!(said(check(&rule, &k, None, &[0, 2])), "the rule needs gain, which was not given");
         assert!(said(check(&rule, &k[..2], Some(&k), &[0, 2])).starts_with("k has shape [1, 2, 1]"));
         assert!(said(check(&Rule::LINEAR_ATTENTION, &k, Some(&k), &[0, 2])).contains("does not use gain"));
+        assert_eq!(
+            said(check(&Rule::MAMBA_2, &k, Some(&[1.0, 1.0, 1.0, f32::INFINITY]), &[0, 2])),
+            "gain[1, 1, 0] is inf: eta must be finite and at least 0"
+        );
+        assert!(said(check(&rule, &k, Some(&k), &[0])).ends_with("got no sequence: [0, 2] is one"));
         for offsets in [&[0usize, 1][..], &[1, 2], &[0, 3], &[0, 2, 1], &[]] {
             assert!(said(check(&rule, &k, Some(&k), offsets)).starts_with("sequence offsets"));
         }

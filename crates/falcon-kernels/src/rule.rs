@@ -179,14 +179,19 @@ impl Rule {
     /// The longest window.
     pub const MAX_WINDOW: usize = 1 << 20;
 
+    /// The longest whose curvature is asked for: a matrix of its size squared, and work of its cube, at every step.
+    pub const MAX_CURVED_WINDOW: usize = 1 << 10;
+
     /// Rejects combinations that no kernel can run, with the reason.
     pub fn validate(&self) -> Result<(), RuleError> {
         let Rule { window, columns, gain, objective, .. } = *self;
         if window == 0 {
             return Err(RuleError::EmptyWindow);
         }
-        if window > Self::MAX_WINDOW {
-            return Err(RuleError::WindowTooLong { window, most: Self::MAX_WINDOW });
+        let curved = self.erases() && self.uses_energy();
+        let most = if curved { Self::MAX_CURVED_WINDOW } else { Self::MAX_WINDOW };
+        if window > most {
+            return Err(RuleError::WindowTooLong { window, most });
         }
         if columns == Columns::Each && window > 1 {
             return Err(RuleError::ColumnsWithWindow { window });
@@ -250,7 +255,8 @@ mod tests {
     fn impossible_rules_say_why() {
         let said = |rule: Rule| rule.validate().unwrap_err().to_string();
         assert_eq!(said(Rule { window: 0, ..Rule::FALCON_3 }), "the window must hold at least 1 pair, got 0");
-        assert!(said(Rule { window: usize::MAX, ..Rule::FALCON_3 }).contains("at most 1048576"));
+        assert!(said(Rule { window: usize::MAX, ..Rule::FALCON_3A }).contains("at most 1048576"));
+        assert!(said(Rule { window: 1025, ..Rule::FALCON_3 }).contains("at most 1024"));
         assert_eq!(said(Rule { window: 4, ..Rule::FALCON_2 }), "per-column gains need window 1, got 4");
         assert!(said(Rule { gain: Gain::Unit, ..Rule::FALCON_2 }).contains("per-column"));
         let normaliser = Some(Normaliser { eps: 1e-6 });

@@ -167,10 +167,6 @@ impl<F: Real> State<F> {
     }
 
     /// The memory of one sequence and head, `[dim_k, columns]`.
-    pub fn memory_of(&self, sequence: usize, head: usize) -> &[F] {
-        &self.memory[self.memory_range(sequence, head)]
-    }
-
     pub(crate) fn memory_of_mut(&mut self, sequence: usize, head: usize) -> &mut [F] {
         let range = self.memory_range(sequence, head);
         &mut self.memory[range]

@@ -19,9 +19,13 @@ impl<'a, F: Real> View<'a, F> {
     /// Row-major `[tokens, heads, dim]`.
     pub fn new(data: &'a [F], shape: [usize; 3]) -> Result<Self, Error> {
         let [_, heads, dim] = shape;
-        let view = Self::strided(data, shape, [heads.saturating_mul(dim), dim])?;
-        let needed = shape.iter().product();
-        if data.len() == needed { Ok(view) } else { Err(length(data.len(), needed)) }
+        let needed = shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
+        match needed {
+            Some(needed) if needed == data.len() => {
+                Ok(Self { data, shape, strides: [heads.saturating_mul(dim), dim] })
+            }
+            needed => Err(Error::View { shape, strides: None, needed, got: data.len() }),
+        }
     }
 
     /// `[tokens, heads, dim]` with the distance from one token, and from one head, to the next.
@@ -38,7 +42,7 @@ impl<'a, F: Real> View<'a, F> {
         };
         match needed {
             Some(needed) if needed <= data.len() => Ok(Self { data, shape, strides }),
-            needed => Err(length(data.len(), needed.unwrap_or(usize::MAX))),
+            needed => Err(Error::View { shape, strides: Some(strides), needed, got: data.len() }),
         }
     }
 
@@ -70,10 +74,6 @@ impl<'a, F: Real> View<'a, F> {
     }
 }
 
-fn length(got: usize, needed: usize) -> Error {
-    Error::Length { tensor: "the view", got, needed }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,9 +90,13 @@ mod tests {
     #[test]
     fn short_slices_are_refused() {
         let data = [0f32; 23];
-        assert!(View::new(&data, [4, 3, 2]).is_err());
-        assert!(View::strided(&data, [4, 3, 2], [2, 8]).is_err());
-        assert!(View::strided(&data, [usize::MAX, 2, 2], [usize::MAX, 2]).is_err());
+        let said = |view: Result<View<'_, f32>, Error>| view.unwrap_err().to_string();
+        assert_eq!(said(View::new(&data, [4, 3, 2])), "a view of shape [4, 3, 2] needs 24 elements, got 23");
+        let strided = said(View::strided(&data, [4, 3, 2], [2, 8]));
+        assert_eq!(strided, "a view of shape [4, 3, 2] and strides [2, 8] needs 24 elements, got 23");
+        let endless = said(View::strided(&data, [usize::MAX, 2, 2], [usize::MAX, 2]));
+        assert!(endless.contains("more than can be counted"), "{endless}");
+        assert!(View::new(&data, [usize::MAX, 3, 2]).is_err());
         assert!(View::<f32>::new(&[], [0, 3, 2]).is_ok());
     }
 }

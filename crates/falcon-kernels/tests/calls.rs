@@ -22,7 +22,7 @@ fn bad_calls_say_what_is_wrong_and_change_nothing() {
         "the chunk size must be at least 1, got 0"
     );
     let short = said(forward(&rule, Form::CHUNKED, &inputs, &mut state, &mut out[1..]));
-    assert_eq!(short, "out has 39 elements, its shape and strides need 40");
+    assert_eq!(short, "out has 39 elements, expected 40");
     let mut other = Case::new(&Spec { dim_k: 4, ..Spec::new(rule, 5, 1) }).state;
     let wrong = said(forward(&rule, Form::CHUNKED, &inputs, &mut other, &mut out));
     assert_eq!(wrong, "the state has dim_k 4, the call needs 5");
@@ -43,6 +43,8 @@ fn bad_calls_say_what_is_wrong_and_change_nothing() {
 
     let upstream = said(backward(&rule, Form::CHUNKED, &inputs, &before, &out[1..], None));
     assert!(upstream.starts_with("grad_out has 39 elements"), "{upstream}");
+    let upstream = said(backward(&rule, Form::CHUNKED, &inputs, &before, &out, Some(&other)));
+    assert_eq!(upstream, "grad_state: the state has dim_k 4, the call needs 5");
     let mut decoder = Decoder::new(&rule, state.clone()).unwrap();
     let steps = said(decoder.step(&inputs, &mut out));
     assert_eq!(steps, "a step takes 1 token of each sequence, got 5 of sequence 0");
@@ -59,6 +61,12 @@ fn sizes_that_overflow_are_refused() {
     let inputs = Inputs { q: key, k: key, v, gain: None, decay: None, offsets: &[0, tokens] };
     let error = said(inputs.fresh_state(&Rule::LINEAR_ATTENTION));
     assert!(error.contains("more than an array can hold"), "{error}");
+    // A state is there without a token, too.
+    let none = View::<f64>::new(&[], [0, 1, 2]).unwrap();
+    let wide = View::new(&[], [0, 1, 1 << 62]).unwrap();
+    let inputs = Inputs { q: none, k: none, v: wide, gain: None, decay: None, offsets: &[0, 0] };
+    let error = said(inputs.fresh_state(&Rule::LINEAR_ATTENTION));
+    assert!(error.starts_with("the state of 1 sequences"), "{error}");
 }
 
 #[test]

@@ -313,7 +313,8 @@ fn overlay<T: Serialize + DeserializeOwned>(
             let Ok(Value::Object(all)) = serde_json::to_value(&config) else { unreachable!("a table") };
             let from = layer.from.clone();
             if !all.contains_key(key) {
-                let known = all.keys().map(String::as_str).chain(names.iter().copied());
+                let names = names.iter().copied().filter(|name| !all.contains_key(*name));
+                let known = all.keys().map(String::as_str).chain(names);
                 let hint = nearest(key, known);
                 return Err(RunConfigError::Unknown { from, key: format!("{section}.{key}"), hint });
             }
@@ -421,7 +422,7 @@ mod tests {
         assert!(said("", &["task.name=adition"]).contains("did you mean \"addition\"?"));
         assert!(said("", &["model.decay=lambada"]).contains("`lambda`"));
         assert!(said("", &["model.vocab_size=99"]).contains("must be 12"));
-        assert!(said("", &["model.hidden_size=30"]).contains("multiple of the 4 heads"));
+        assert!(said("", &["model.hidden_size=30"]).contains("multiple of num_heads = 4"));
         assert!(said("[train\nlr = 1", &[]).contains("run.toml"));
         assert!(said("", &["task.name=text"]).contains("--set task.train="));
         assert!(said("", &["train.batch=0"]).contains("train.batch must be from 1 to"));

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::config::RUN_FILE;
 use crate::data::{TOKENIZER_FILE, Tokenizer, TokenizerError};
-use crate::train::{CheckpointError, FolderError, best_checkpoint, sum};
+use crate::train::{CheckpointError, FolderError, best_checkpoint, sum, verify_model};
 
 /// A model and its tokenizer.
 #[derive(Debug)]
@@ -100,6 +100,7 @@ impl Trained {
                 Tokenizer::open(&found.to_string_lossy())?
             }
         };
+        verify_model(&folder).map_err(Box::new)?;
         let model = Model::load(&folder, device)?;
         if tokenizer.size() != model.config().vocab_size {
             let (tokenizer, model) = (tokenizer.size(), model.config().vocab_size);

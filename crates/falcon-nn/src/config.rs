@@ -48,7 +48,7 @@ pub struct MixerConfig {
     pub qk_norm: QkNorm,
     /// Feature map of queries and keys, after their normalisation.
     pub feature_map: FeatureMap,
-    /// Whether queries are divided by the root of their width.
+    /// Whether queries are divided by the root of their width; those of softmax attention always are.
     pub scale_queries: bool,
     /// Whether values are normalised as queries and keys are with [`QkNorm::Rms`].
     pub value_norm: bool,
@@ -209,13 +209,18 @@ pub enum ConfigError {
     Json(String),
 }
 
+/// Names that are listed, at most.
+const MANY: usize = 40;
+
 /// The name among `known` that is nearest to `got`, for error messages.
 pub fn nearest<'a>(got: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let known: Vec<_> = known.into_iter().collect();
     let best = known.iter().min_by_key(|name| distance(got, name));
     match best {
+        None => "nothing else is there".into(),
         Some(best) if distance(got, best) <= best.len().div_ceil(3) => format!("did you mean {best:?}?"),
-        _ => format!("known are {}", known.join(", ")),
+        Some(_) if known.len() > MANY => format!("known are {}, …", known[..MANY].join(", ")),
+        Some(_) => format!("known are {}", known.join(", ")),
     }
 }
 
@@ -298,17 +303,18 @@ impl MixerConfig {
         between("num_heads times head_dim", self.num_heads.max(self.num_key_heads) * self.head_dim, 1, WIDEST)?;
         between("num_heads times head_v_dim", self.num_heads * self.head_v_dim, 1, WIDEST)?;
         between("conv_size", self.conv_size, 0, 1024)?;
+        between("window", self.window, 1, LONGEST_WINDOW)?;
         if !self.num_heads.is_multiple_of(self.num_key_heads) {
             let range = format!("a divisor of num_heads = {}", self.num_heads);
             return Err(ConfigError::Number { name: "num_key_heads", range, got: self.num_key_heads.to_string() });
         }
         let number = |name, value: f64, good: bool, range: &str| {
             let error = || ConfigError::Number { name, range: range.into(), got: value.to_string() };
-            if good && value.is_finite() { Ok(()) } else { Err(error()) }
+            if good && (value as f32).is_finite() { Ok(()) } else { Err(error()) }
         };
         number("lambda_scale", self.lambda_scale, self.lambda_scale >= 0.0, "0 or more")?;
         // Without it a vector of zeros would be divided by 0.
-        number("norm_eps", self.norm_eps, self.norm_eps > 0.0, "above 0")?;
+        number("norm_eps", self.norm_eps, self.norm_eps as f32 > 0.0, "above 0, in 32 bits")?;
         if let Some(theta) = self.rope_theta {
             number("rope_theta", theta, theta > 1.0, "above 1")?;
         }
@@ -359,6 +365,8 @@ impl MixerConfig {
 
 /// No layer is wider; so no product of sizes overflows.
 const WIDEST: usize = 1 << 20;
+/// What the chunked form takes together with a chunk.
+const LONGEST_WINDOW: usize = (1 << 14) - 64;
 
 fn between(name: &'static str, value: usize, least: usize, most: usize) -> Result<(), ConfigError> {
     if (least..=most).contains(&value) {
@@ -382,9 +390,11 @@ impl ModelConfig {
         ] {
             between(name, value, least, most)?;
         }
-        if !(self.initializer_range.is_finite() && self.initializer_range > 0.0) {
+        let range = self.initializer_range as f32;
+        if !(range.is_finite() && range > 0.0) {
             let got = self.initializer_range.to_string();
-            return Err(ConfigError::Number { name: "initializer_range", range: "above 0".into(), got });
+            let range = "above 0, in 32 bits".into();
+            return Err(ConfigError::Number { name: "initializer_range", range, got });
         }
         self.mixer.validate()
     }

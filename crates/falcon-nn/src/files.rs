@@ -194,7 +194,7 @@ impl Model {
 
     /// A state as arrays, for a file that holds more than that.
     pub fn state_arrays(&self, state: &ModelState) -> NamedArrays {
-        assert_eq!(self.layers().len(), state.layers.len(), "layers of the model, and of the state");
+        self.check_depth(state);
         let mut arrays = BTreeMap::new();
         for (index, (layer, state)) in self.layers().iter().zip(&state.layers).enumerate() {
             for (name, array) in layer.mixer().owner().arrays(state) {
@@ -215,7 +215,12 @@ impl Model {
     /// Undoes [`Model::state_arrays`]; errors name `path`, where they came from.
     pub fn restore_state(&self, arrays: NamedArrays, path: &Path) -> Result<ModelState, FileError> {
         let mut arrays = Arrays { of: arrays, path: path.into(), prefix: String::new() };
-        let sequences = arrays.shape(POSITIONS).and_then(|shape| shape.first().copied()).unwrap_or(0);
+        let sequences = match arrays.shape(POSITIONS) {
+            Some(shape) => shape.first().copied().unwrap_or(0),
+            None => {
+                return Err(arrays.number(POSITIONS, "nothing: is it the state of a model?".into()));
+            }
+        };
         let halves = arrays.counts(POSITIONS, &[sequences, 2])?;
         let (halves, _) = halves.as_chunks::<2>();
         let positions: Vec<usize> = halves.iter().map(|[high, low]| (high << 24) + low).collect();
@@ -294,15 +299,20 @@ fn serialise(arrays: &NamedArrays) -> Vec<u8> {
 /// How names begin of what is not yet in its place.
 pub const ASIDE: &str = ".aside-";
 
-/// Writes a file beside its place, to the disk, and moves it there: whatever happens, the old file or the new one is in its place.
-pub fn write_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+/// A file to be moved to its place, in the same folder, when it is whole.
+pub fn aside_file(folder: &Path) -> std::io::Result<tempfile::NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(ASIDE);
     // As any new file, subject to the umask; temporary files are private otherwise.
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let mut file = builder.tempfile_in(folder)?;
+    builder.tempfile_in(folder)
+}
+
+/// Writes a file beside its place, to the disk, and moves it there: whatever happens, the old file or the new one is in its place.
+pub fn write_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = aside_file(folder)?;
     file.write_all(bytes)?;
     file.as_file().sync_all()?;
     file.persist(path).map_err(|error| error.error)?;

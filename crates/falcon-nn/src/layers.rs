@@ -11,7 +11,6 @@ use crate::ops::linear::linear;
 use crate::ops::mlp::{Branch, mlp};
 use crate::ops::norm::{Norm, normalise};
 use crate::ops::project::Rms;
-use crate::ops::swiglu::swiglu;
 use crate::sequences::Sequences;
 
 /// `y = x Wᵀ`, without bias.
@@ -19,28 +18,17 @@ use crate::sequences::Sequences;
 pub struct Linear {
     /// `[out, in]`.
     pub weight: Param<Tensor<2>>,
-    #[module(skip)]
-    engine: Engine,
 }
 
 impl Linear {
-    pub(crate) fn new(weight: Param<Tensor<2>>, init: &Init) -> Self {
-        Self { weight, engine: init.layers_engine() }
-    }
-
     /// `[out, in]`, initially keeping the size of what it is applied to.
     pub(crate) fn matrix(out: usize, inputs: usize, init: &mut Init) -> Self {
-        Self::new(init.matrix(out, inputs), init)
+        Self { weight: init.matrix(out, inputs) }
     }
 
     /// `[out, in]`, the end of a residual branch.
     pub(crate) fn last(out: usize, inputs: usize, init: &mut Init) -> Self {
-        Self::new(init.last_matrix(out, inputs), init)
-    }
-
-    /// `[tokens, in]` to `[tokens, out]`.
-    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        linear(self.engine, x, self.weight.val())
+        Self { weight: init.last_matrix(out, inputs) }
     }
 }
 
@@ -186,22 +174,55 @@ impl SwiGlu {
         }
     }
 
-    /// `[tokens, hidden]` to the same.
-    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let gate = self.gate_proj.forward(x.clone());
-        self.down_proj.forward(swiglu(self.engine, gate, self.up_proj.forward(x)))
-    }
-
     /// A branch of the residual stream, `x + mlp(norm(x))`.
     pub(crate) fn branch(&self, x: Tensor<2>, norm: &RmsNorm) -> Tensor<2> {
+        let [gate, up, down] = [&self.gate_proj, &self.up_proj, &self.down_proj].map(|linear| linear.weight.val());
         match self.engine {
             Engine::Kernels => {
-                let [gate, up, down] =
-                    [&self.gate_proj, &self.up_proj, &self.down_proj].map(|linear| linear.weight.val());
                 let (norm, eps) = norm.parts();
                 mlp(x, Branch { norm, gate, up, down }, eps)
             }
-            Engine::Tensors => x.clone() + self.forward(norm.forward(x)),
+            Engine::Tensors => {
+                let apply = |x: Tensor<2>, weight: Tensor<2>| linear(self.engine, x, weight);
+                let h = norm.forward(x.clone());
+                x + apply(activation::silu(apply(h.clone(), gate)) * apply(h, up), down)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::module::ParamId;
+
+    use super::*;
+    use crate::ops::testing::compare;
+
+    /// Sequences of unequal length, in one block of rows and in more, that begin or go on, with any number of taps.
+    #[test]
+    fn the_convolution_is_its_tensor_operations() {
+        let channels = 5;
+        for (taps, activation) in [1, 2, 4, 5]
+            .into_iter()
+            .flat_map(|taps| [Activation::None, Activation::Silu].map(|activation| (taps, activation)))
+        {
+            for (lengths, goes_on) in [(vec![3, 70, 1], false), (vec![3, 70, 1], true), (vec![9, 9], true)] {
+                let (tokens, count) = (lengths.iter().sum::<usize>(), lengths.len());
+                let kept = taps - 1;
+                let shapes = [vec![tokens, channels], vec![channels, 1, taps], vec![count, kept.max(1), channels]];
+                compare(&shapes, |engine, inputs| {
+                    let [x, weight, past] = inputs else { unreachable!("three inputs") };
+                    let weight = weight.clone().reshape([channels, 1, taps]);
+                    let weight = Param::initialized(ParamId::new(), weight);
+                    let layer = ShortConv { weight, activation, engine };
+                    let past = past.clone().detach().reshape([count, kept.max(1), channels]);
+                    let mut past = (goes_on && kept > 0).then_some(past);
+                    let x = x.clone().reshape([tokens, channels]);
+                    let y = layer.forward(x, &Sequences::packed(&lengths), &mut past);
+                    let kept = past.map(|past| past.flatten(0, 2));
+                    [y.flatten(0, 1)].into_iter().chain(kept).collect()
+                });
+            }
         }
     }
 }

@@ -63,10 +63,12 @@ pub use config::{
     Activation, ConfigError, DecayGate, FeatureMap, GainGate, MixerConfig, ModelConfig, OutputGate, OutputNorm,
     QkNorm, nearest,
 };
-pub use files::{ASIDE, CONFIG_FILE, FileError, NamedArrays, WEIGHTS_FILE, read_arrays, write_arrays, write_file};
+pub use files::{
+    ASIDE, CONFIG_FILE, FileError, NamedArrays, WEIGHTS_FILE, aside_file, read_arrays, write_arrays, write_file,
+};
 pub use init::Init;
 pub use mixer::{Mixer, MixerState};
-pub use model::{Block, Model, ModelState};
+pub use model::{Model, ModelState};
 pub use names::{Parameter, Values};
 pub use ops::Engine;
 pub use ops::loss::{IGNORED, Prediction, cross_entropy, predictions};

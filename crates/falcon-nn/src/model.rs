@@ -36,7 +36,7 @@ pub struct Embedding {
 
 /// `x + mixer(norm(x))`, then `x + mlp(norm(x))`.
 #[derive(Module, Debug)]
-pub struct Block {
+pub(crate) struct Block {
     attn_norm: RmsNorm,
     attn: Mixer,
     mlp_norm: Option<RmsNorm>,
@@ -80,7 +80,7 @@ impl Block {
     }
 
     /// Its token mixer.
-    pub fn mixer(&self) -> &Mixer {
+    pub(crate) fn mixer(&self) -> &Mixer {
         &self.attn
     }
 
@@ -117,7 +117,7 @@ impl Model {
         let layers: Result<Vec<_>, _> = (0..config.num_hidden_layers).map(|_| Block::new(config, init)).collect();
         let lm_head = (!config.tie_word_embeddings).then(|| {
             let weight = init.normal([vocabulary, hidden], config.initializer_range);
-            Linear::new(weight, init)
+            Linear { weight }
         });
         Ok(Self {
             embeddings,
@@ -130,7 +130,7 @@ impl Model {
     }
 
     /// Its blocks, first to last.
-    pub fn layers(&self) -> &[Block] {
+    pub(crate) fn layers(&self) -> &[Block] {
         &self.layers
     }
 
@@ -161,6 +161,7 @@ impl Model {
     ///
     /// If there is no such sequence.
     pub fn select(&self, state: &ModelState, sequences: &[usize]) -> ModelState {
+        self.check_depth(state);
         let layers = self.layers.iter().zip(&state.layers);
         ModelState { layers: layers.map(|(layer, state)| layer.attn.owner().select(state, sequences)).collect() }
     }
@@ -171,10 +172,11 @@ impl Model {
     ///
     /// If there is none, or if they are not all of this model.
     pub fn join(&self, mut states: Vec<ModelState>) -> ModelState {
+        assert!(!states.is_empty(), "a state at least");
+        states.iter().for_each(|state| self.check_depth(state));
         if states.len() == 1 {
             return states.remove(0);
         }
-        assert!(!states.is_empty(), "a state at least");
         let layer = |(index, layer): (usize, &Block)| {
             layer.attn.owner().join(&states.iter().map(|state| &state.layers[index]).collect::<Vec<_>>())
         };
@@ -223,6 +225,11 @@ impl Model {
         probe.see("logits", &self.logits(hidden));
     }
 
+    /// A state of another model would leave layers out.
+    pub(crate) fn check_depth(&self, state: &ModelState) {
+        assert_eq!(self.layers.len(), state.layers.len(), "layers of the model, and of the state");
+    }
+
     fn probed(
         &self,
         tokens: Tensor<1, Int>,
@@ -231,6 +238,10 @@ impl Model {
         probe: &mut Probe<'_>,
     ) -> Tensor<2> {
         assert_eq!(tokens.dims()[0], sequences.tokens(), "tokens given, and tokens of the sequences");
+        self.check_depth(state);
+        if sequences.tokens() == 0 {
+            return Tensor::zeros([0, self.config.hidden_size], &self.device());
+        }
         let rotary = self.layers[0].attn.rotary(sequences, state.positions());
         let mut x = self.embeddings.weight.val().select(0, tokens);
         probe.see("embeddings", &x);

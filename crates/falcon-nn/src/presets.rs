@@ -67,8 +67,11 @@ impl MixerConfig {
     pub fn preset(name: &str, hidden: usize, heads: usize) -> Result<Self, ConfigError> {
         let wrong =
             |name, range: String, got: usize| Err(ConfigError::Number { name, range, got: got.to_string() });
-        if heads == 0 || hidden == 0 || !hidden.is_multiple_of(heads) {
-            return wrong("hidden size", format!("a multiple of the {heads} heads"), hidden);
+        if heads == 0 {
+            return wrong("num_heads", "1 at least".into(), heads);
+        }
+        if hidden == 0 || !hidden.is_multiple_of(heads) {
+            return wrong("hidden_size", format!("a multiple of num_heads = {heads}"), hidden);
         }
         let width = hidden / heads;
         let base = |mixer: &str| Self {
@@ -139,7 +142,7 @@ impl MixerConfig {
             },
             // Dao and Gu: twice the width, one group of B and C, no SwiGLU beside it.
             "mamba2" if 2 * hidden > 64 && !hidden.is_multiple_of(32) => {
-                return wrong("hidden size", "a multiple of 32, half of Mamba-2's heads".into(), hidden);
+                return wrong("hidden_size", "a multiple of 32, half the width of a Mamba-2 head".into(), hidden);
             }
             "mamba2" => Self {
                 num_heads: 2 * hidden / 64.min(2 * hidden),

@@ -152,13 +152,16 @@ impl Case<f64> {
             state.last_key = random.normals(state.last_key.len(), norm);
             if rule.normaliser.is_some() {
                 // A total weight near zero would make the division ill-conditioned, and the comparison with it.
-                state.memory.iter_mut().skip(dim_v).step_by(dim_v + 1).for_each(|z| *z = z.abs() + 0.5);
+                state.memory.iter_mut().skip(dim_v).step_by(dim_v + 1).for_each(|z| *z = z.abs().max(0.5));
                 state.tail_x.iter_mut().chain(&mut state.last_key).for_each(|x| *x = x.abs());
             }
         }
         if spec.continued {
-            state.started = vec![true; sizes.sequences];
-            state.tail_len = (0..sizes.sequences).map(|_| random.below(rule.window)).collect();
+            // In a batch some may have only begun; alone it has not.
+            let begun = |sequence: usize| sequence + 1 < sizes.sequences && sequence % 3 == 1;
+            state.started = (0..sizes.sequences).map(|sequence| !begun(sequence)).collect();
+            let tail = |started: &bool| if *started { random.below(rule.window) } else { 0 };
+            state.tail_len = state.started.iter().map(tail).collect();
         }
         clear_unused(&rule, &mut state);
         let grad_out = random.normals(tokens * heads * dim_v, 1.0);
@@ -308,7 +311,6 @@ fn clear_unused(rule: &Rule, state: &mut State<f64>) {
 }
 
 fn named_state<F: Real>(state: &State<F>) -> Named {
-    // Beyond its length a tail holds whatever was there before.
     vec![
         ("memory", wide(&state.memory)),
         ("last_key", wide(&state.last_key)),

@@ -1,6 +1,7 @@
 //! What can go wrong with a benchmark.
 
 use std::io;
+use std::path::PathBuf;
 
 use thiserror::Error;
 
@@ -63,8 +64,16 @@ pub enum BenchError {
         /// What it did.
         reason: String,
     },
+    /// A file cannot be written.
+    #[error("{}: {error}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
     /// Reading requests or printing results failed.
-    #[error(transparent)]
+    #[error("stdin or stdout: {0}")]
     Io(#[from] io::Error),
 }
 

@@ -17,6 +17,7 @@ use super::Table;
 use super::args::{GenerateBenchArgs, all_cores};
 use super::error::BenchError;
 use super::table::Text;
+use crate::output;
 use crate::progress::{bar, with_spinner};
 use crate::train::use_threads;
 
@@ -41,6 +42,9 @@ struct Answer {
 
 /// Times everything asked for, every model in a process of its own; one whose state grows, every context.
 pub(super) fn run(args: &GenerateBenchArgs) -> Result<Table, BenchError> {
+    if let Some(path) = &args.picture {
+        output::check(path).map_err(|error| BenchError::File { path: path.clone(), error })?;
+    }
     let threads = args.threads.unwrap_or_else(all_cores);
     let mut contexts = args.contexts.clone();
     contexts.sort_unstable();
@@ -92,7 +96,7 @@ pub(super) fn run(args: &GenerateBenchArgs) -> Result<Table, BenchError> {
     }
     if let Some(path) = &args.picture {
         let picture = fitted_curves("Tokens generated a second", "tokens of context", [Fit::Decades; 2], &curves);
-        write_file(path, picture.as_bytes())?;
+        write_file(path, picture.as_bytes()).map_err(|error| BenchError::File { path: path.clone(), error })?;
     }
     let title = format!(
         "Generation: {} with random weights, f32, one sequence, {threads} threads, medians of {} tokens",
@@ -225,19 +229,20 @@ impl Stream {
     /// Goes on by the likeliest tokens.
     fn generate(&mut self, tokens: usize) -> Answer {
         let (context, mut next) = (self.position, 0);
+        // What is read next follows the context, not what is said here.
+        let mut state = self.state.clone();
         let mut seconds = Vec::new();
         for step in 0..WARM + tokens {
             let begin = Instant::now();
             let token = self.ids(vec![next]);
-            let logits = self.model.step(token, &mut self.state);
+            let logits = self.model.step(token, &mut state);
             next = logits.argmax(1).into_data().iter::<i32>().next().expect("one sequence");
             if step >= WARM {
                 seconds.push(begin.elapsed().as_secs_f64());
             }
         }
-        self.position += WARM + tokens;
         seconds.sort_by(f64::total_cmp);
-        let (state, resident) = (self.state.bytes(), memory::resident());
+        let (state, resident) = (state.bytes(), memory::resident());
         Answer { context, seconds: Some(seconds[seconds.len() / 2]), state, resident }
     }
 }

@@ -6,7 +6,7 @@ use falcon_lm::tasks::TaskConfig;
 use falcon_lm::train::Outcome;
 
 use super::{
-    Ablation, AdditionArgs, ReproduceError, again, command, finish, machine, output, plan, rows, run_all,
+    Ablation, AdditionArgs, ReproduceError, again, command, finish, machine, plan, results_folder, rows, run_all,
 };
 use crate::train::use_threads;
 
@@ -17,7 +17,7 @@ pub(super) fn run(args: &AdditionArgs) -> Result<Outcome, ReproduceError> {
     use_threads(args.rows.threads);
     let scale = &SCALES[args.rows.scale as usize];
     let ablation = args.ablation.map_or("", |Ablation::Timing| "-timing");
-    let output = output(&args.rows, &format!("addition-{}{ablation}", scale.name));
+    let output = results_folder(&args.rows, &format!("addition-{}{ablation}", scale.name));
     let models = rows(&args.rows, scale);
     let rows: Vec<Row> = match args.ablation {
         None => models.iter().map(|model| Row::of(model)).collect(),
@@ -28,6 +28,9 @@ pub(super) fn run(args: &AdditionArgs) -> Result<Outcome, ReproduceError> {
             .flat_map(|model| timings(model))
             .collect(),
     };
+    if rows.is_empty() {
+        return Err(ReproduceError::NoTiming);
+    }
     let plan = plan(rows, &args.rows, scale, &output, |row, seed, more| config(scale, row, seed, more))?;
     let done = run_all(&plan, |planned, show| {
         run_row(&planned.row, &planned.config, scale.samples, &planned.folder, show)

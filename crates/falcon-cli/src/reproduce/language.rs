@@ -13,7 +13,8 @@ use falcon_nn::write_file;
 use serde_json::json;
 
 use super::{
-    LanguageArgs, Planned, ReproduceError, again, command, finish, machine, output, plan, quoted, rows, run_all,
+    LanguageArgs, Planned, ReproduceError, again, command, finish, machine, plan, quoted, results_folder, rows,
+    run_all,
 };
 use crate::bench::Text;
 use crate::progress::{measuring, with_spinner};
@@ -29,7 +30,7 @@ pub(super) fn run(args: &LanguageArgs) -> Result<Outcome, ReproduceError> {
     }
     use_threads(args.rows.threads);
     let scale = &SCALES[args.rows.scale as usize];
-    let output = output(&args.rows, &format!("lm-{}", scale.name));
+    let output = results_folder(&args.rows, &format!("lm-{}", scale.name));
     let path = |path: &Option<PathBuf>| path.clone().unwrap_or_else(|| "none".into());
     let corpus = |tokenizer: &str| Corpus {
         train: path(&args.train),
@@ -53,6 +54,7 @@ pub(super) fn run(args: &LanguageArgs) -> Result<Outcome, ReproduceError> {
         exam.ask(&all, folder, args.limit.unwrap_or(scale.samples))?;
     }
     exam.check()?;
+    check_unseen(args)?;
     let plan = match args.tokenizer {
         Some(_) => plan,
         None => plan_with(&learn(&path(&args.train), &output)?)?,
@@ -71,6 +73,23 @@ pub(super) fn run(args: &LanguageArgs) -> Result<Outcome, ReproduceError> {
         config: plan[0].config.to_toml().replace(&format!("{}/", output.display()), ""),
         rows,
     })
+}
+
+/// Refuses to measure a model on what it learns from.
+fn check_unseen(args: &LanguageArgs) -> Result<(), ReproduceError> {
+    let stamps = |path: &PathBuf| Source::open(path)?.stamps();
+    let Some(train) = &args.train else { return Ok(()) };
+    let learnt = stamps(train)?;
+    for (option, path) in
+        args.valid.iter().map(|path| ("--valid", path)).chain(args.text.iter().map(|path| ("--text", path)))
+    {
+        if let Some(seen) =
+            stamps(path)?.into_iter().find(|stamp| learnt.iter().any(|other| other.path == stamp.path))
+        {
+            return Err(ReproduceError::Seen { option, file: seen.path });
+        }
+    }
+    Ok(())
 }
 
 /// Name of what tells the text that a tokenizer was learnt from.

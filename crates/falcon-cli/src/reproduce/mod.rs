@@ -19,6 +19,7 @@ use thiserror::Error;
 
 pub use args::{Ablation, AdditionArgs, LanguageArgs, ReproduceArgs, ReproduceCommand, RowsArgs, ScaleArg};
 
+use crate::output;
 use crate::train::{SAVING, Show, asked_to_stop};
 
 /// Why an experiment has no result.
@@ -37,6 +38,17 @@ pub enum ReproduceError {
         /// Why.
         error: Box<RowError>,
     },
+    /// What is measured was learnt.
+    #[error("{option}: {file} is in --train too; what is measured must not be learnt")]
+    Seen {
+        /// The option.
+        option: &'static str,
+        /// The file.
+        file: String,
+    },
+    /// There is nothing to time.
+    #[error("--ablation timing: a Transformer has no memory to be written earlier or later; name another model")]
+    NoTiming,
     /// Results cannot be kept or read.
     #[error(transparent)]
     Record(#[from] RecordError),
@@ -93,6 +105,9 @@ pub fn run(args: &ReproduceArgs) -> Result<Outcome, ReproduceError> {
 /// Makes tables and pictures again from what is recorded, and puts the tables into a page.
 fn again<R: Results>(args: &RowsArgs) -> Result<Outcome, ReproduceError> {
     let folder = args.from.as_deref().expect("asked for by --from");
+    if let Some(path) = &args.into {
+        output::check(path).map_err(|error| ReproduceError::Io { path: path.clone(), error })?;
+    }
     let record = R::read(folder)?;
     record.write(folder)?;
     if let Some(path) = &args.into {
@@ -107,7 +122,7 @@ fn again<R: Results>(args: &RowsArgs) -> Result<Outcome, ReproduceError> {
 }
 
 /// Where runs and results go.
-fn output(args: &RowsArgs, name: &str) -> PathBuf {
+fn results_folder(args: &RowsArgs, name: &str) -> PathBuf {
     args.output.clone().unwrap_or_else(|| Path::new("runs").join(name))
 }
 
@@ -183,7 +198,9 @@ fn run_all<T>(
             }
             Err(error) => {
                 let error = ReproduceError::Row { name: name.clone(), seed: *seed, error: Box::new(error) };
-                writeln!(io::stderr(), "{error}; going on with the others")?;
+                if index + 1 < plan.len() {
+                    writeln!(io::stderr(), "{error}; going on with the others")?;
+                }
                 done.failed.get_or_insert(error);
             }
         }

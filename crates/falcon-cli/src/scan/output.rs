@@ -2,11 +2,10 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
+use falcon_nn::{aside_file, write_file};
 use safetensors::{Dtype, SafeTensorError, View};
-use tempfile::NamedTempFile;
 
 use super::error::ScanError;
 use super::file::index_of;
@@ -135,25 +134,13 @@ impl Destination {
         }
         let destination = Self { path: path.into(), directory };
         // Found out now rather than after an hour of work. The file vanishes again at once.
-        destination.temporary()?;
+        aside_file(&destination.directory).map_err(|source| destination.failed(source))?;
         Ok(destination)
     }
 
     /// Writes a temporary file beside the output, makes sure it is on disk, and renames it.
     pub fn write(&self, bytes: &[u8]) -> Result<(), ScanError> {
-        let mut file = self.temporary()?;
-        file.write_all(bytes).and_then(|()| file.as_file().sync_all()).map_err(|source| self.failed(source))?;
-        file.persist(&self.path).map_err(|error| self.failed(error.error))?;
-        Ok(())
-    }
-
-    fn temporary(&self) -> Result<NamedTempFile, ScanError> {
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".falcon-").suffix(".tmp");
-        // As any new file, subject to the umask; temporary files are private otherwise.
-        #[cfg(unix)]
-        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        builder.tempfile_in(&self.directory).map_err(|source| self.failed(source))
+        write_file(&self.path, bytes).map_err(|source| self.failed(source))
     }
 
     fn failed(&self, source: std::io::Error) -> ScanError {

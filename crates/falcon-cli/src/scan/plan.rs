@@ -213,7 +213,7 @@ impl Plan {
         lead.into_iter().chain(shape.iter().copied()).collect()
     }
 
-    /// Whether `gain` and `decay` are read, and the shape of each.
+    /// Shape of the gains.
     pub fn gain_shape(&self, rule: &Rule) -> Vec<usize> {
         let Sizes { tokens, heads, dim_v, .. } = self.sizes;
         match rule.columns {
@@ -354,7 +354,7 @@ impl Plan {
                     }
                 };
                 let history = if options.grad { (time / length.max(1.0)).ceil() * memory } else { 0.0 };
-                (tail, window - 1.0, square + history + 2.0 * window * window, memory)
+                (tail, window - 1.0, square + history + 16.0 * window * window, memory)
             }
         };
         let states = f(sequences) * f(heads) * memory

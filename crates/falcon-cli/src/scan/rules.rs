@@ -36,7 +36,7 @@ pub(super) fn run<F: Number>(
     let mut out = vec![F::zero(); tokens.v.len()];
     forward(rule, options.form, &inputs, &mut after, &mut out).map_err(|error| translate(error, plan))?;
     found.put("out.o".into(), vec![sizes.tokens, sizes.heads, sizes.dim_v], out)?;
-    put_memory(&mut found, plan, ["out.S", "out.z"], rule, &after.memory)?;
+    put_memory(&mut found, plan, rule, &after.memory)?;
     if plan.variant.falcon {
         put_continuation(&mut found, plan, &after)?;
         let realised = coefficients(rule, &inputs, &before).map_err(|error| translate(error, plan))?;
@@ -178,18 +178,12 @@ fn split_memory<F: Number>(rule: &Rule, dim_v: usize, memory: &[F]) -> (Vec<F>, 
     (s, z)
 }
 
-fn put_memory<F: Number>(
-    found: &mut Tensors,
-    plan: &Plan,
-    [s_name, z_name]: [&str; 2],
-    rule: &Rule,
-    memory: &[F],
-) -> Result<(), ScanError> {
+fn put_memory<F: Number>(found: &mut Tensors, plan: &Plan, rule: &Rule, memory: &[F]) -> Result<(), ScanError> {
     let Sizes { heads, dim_k, dim_v, .. } = plan.sizes;
     let (s, z) = split_memory(rule, dim_v, memory);
-    found.put(s_name.into(), plan.state_shape(&[heads, dim_k, dim_v]), s)?;
+    found.put("out.S".into(), plan.state_shape(&[heads, dim_k, dim_v]), s)?;
     if rule.normaliser.is_some() {
-        found.put(z_name.into(), plan.state_shape(&[heads, dim_k]), z)?;
+        found.put("out.z".into(), plan.state_shape(&[heads, dim_k]), z)?;
     }
     Ok(())
 }

@@ -34,7 +34,7 @@ pub fn run(args: &TrainArgs) -> Result<Option<Outcome>, TrainCommandError> {
     let config = resolve(args)?;
     let folder = args.run.clone().unwrap_or_else(|| default_folder(&config));
     let mut out = io::stdout().lock();
-    if !args.json {
+    if args.dry_run || !args.json {
         writeln!(out, "{}", config.to_toml())?;
     }
     if args.dry_run {
@@ -42,7 +42,13 @@ pub fn run(args: &TrainArgs) -> Result<Option<Outcome>, TrainCommandError> {
     }
     use_threads(args.threads);
     let mut show = Show::new(&config, asked_to_stop(SAVING));
-    let mut trainer = Trainer::open(&config, &folder, &mut show)?;
+    let mut trainer = match Trainer::open(&config, &folder, &mut show) {
+        Err(error) if error.is_interrupt() => {
+            show.clear();
+            return Ok(Some(Outcome::Interrupted));
+        }
+        opened => opened?,
+    };
     show.begin(&trainer);
     let outcome = trainer.run(&mut show)?;
     show.end(&mut out, &trainer, outcome, args.json)?;
@@ -71,12 +77,6 @@ fn resolve(args: &TrainArgs) -> Result<RunConfig, RunConfigError> {
 
 fn default_folder(config: &RunConfig) -> PathBuf {
     Path::new("runs").join(format!("{}-{}", config.task.name(), config.preset))
-}
-
-/// Whether a file could be written there: its folder must be.
-pub(crate) fn check_folder(file: &Path) -> io::Result<()> {
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if std::fs::metadata(folder)?.is_dir() { Ok(()) } else { Err(io::ErrorKind::NotADirectory.into()) }
 }
 
 /// What is done when a run is asked to stop.

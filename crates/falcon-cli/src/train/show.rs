@@ -51,6 +51,15 @@ impl Show {
         self.bar.finish_and_clear();
     }
 
+    /// A line that stays, also where there is no terminal.
+    fn say(&self, line: &str) {
+        if io::stderr().is_terminal() {
+            self.bar.println(line);
+        } else {
+            let _ = writeln!(io::stderr(), "{line}");
+        }
+    }
+
     /// Says where the run begins.
     pub fn begin(&mut self, trainer: &Trainer) {
         self.begin = Instant::now();
@@ -58,7 +67,7 @@ impl Show {
         self.bar.reset_eta();
         if trainer.step() > 0 {
             let (step, folder) = (trainer.step(), trainer.folder().path().display());
-            self.bar.println(format!("going on from step {step} of {folder}"));
+            self.say(&format!("going on from step {step} of {folder}"));
         }
     }
 
@@ -109,7 +118,7 @@ impl Watch for Show {
                 self.bar.set_message(format!("{}{}", self.about, trained(record)));
             }
             Record::Eval(record) => {
-                self.bar.println(format!("{}{}", self.about, measured(record)));
+                self.say(&format!("{}{}", self.about, measured(record)));
                 self.last.retain(|last| last.step == record.step);
                 self.last.push(record.clone());
             }
@@ -118,13 +127,7 @@ impl Watch for Show {
     }
 
     fn warn(&mut self, message: &str) {
-        // Seen also where there is no terminal.
-        let line = format!("warning: {message}");
-        if io::stderr().is_terminal() {
-            self.bar.println(line);
-        } else {
-            let _ = writeln!(io::stderr(), "{line}");
-        }
+        self.say(&format!("warning: {message}"));
     }
 
     fn reading(&mut self, bytes: usize) {

@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use falcon_nn::ASIDE;
+use falcon_nn::{ASIDE, aside_file};
 use memmap2::Mmap;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -212,7 +212,7 @@ fn make(
     let io = |error| CacheError::Io { path: path.into(), error };
     let folder = path.parent().unwrap_or(Path::new("."));
     sweep(folder);
-    let mut aside = tempfile::Builder::new().prefix(ASIDE).tempfile_in(folder).map_err(io)?;
+    let mut aside = aside_file(folder).map_err(io)?;
     let mut writer = Writer {
         out: BufWriter::new(aside.as_file_mut()),
         hash: Sha256::new(),

@@ -1,4 +1,5 @@
-//! Text from files and folders: plain or a JSON object a line, compressed or not, read piece by piece so that no file is too large.
+//! Text from files and folders: plain or a JSON object a line, compressed or not, read piece by piece so that no
+//! file is too large (a line of JSON is held whole).
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -6,6 +7,8 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
+use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
@@ -51,7 +54,7 @@ pub enum SourceError {
     },
 }
 
-/// A stretch of text. Cuts inside a document are where no tokenizer joins what is on both sides.
+/// A stretch of text. Cuts inside a document are where byte-level tokenizers do not join what is on both sides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// The text.
@@ -224,40 +227,50 @@ fn decompressed(path: &Path) -> Result<(Box<dyn BufRead>, &OsStr), SourceError> 
     let reader: Box<dyn BufRead> = match path.extension().and_then(OsStr::to_str) {
         Some("xz") => Box::new(BufReader::new(lzma_rust2::XzReader::new(file, true))),
         Some("gz") => Box::new(BufReader::new(flate2::bufread::MultiGzDecoder::new(file))),
-        Some("zst") => Box::new(BufReader::new(Frames::Between(file))),
+        Some("zst") => Box::new(BufReader::new(Frames { file, frame: None })),
         _ => Box::new(file),
     };
     Ok((reader, plain_name(path.file_name().unwrap_or_default())))
 }
 
-/// What zstd wrote, which may be many frames one after the other; the library reads one.
-enum Frames<R: BufRead> {
-    Between(R),
-    Within(Box<ruzstd::decoding::StreamingDecoder<R, ruzstd::decoding::FrameDecoder>>),
-    End,
+/// What zstd wrote, which may be many frames one after the other, some of them to be passed over; the library reads one.
+struct Frames<R> {
+    file: R,
+    frame: Option<Box<FrameDecoder>>,
 }
 
 impl<R: BufRead> Read for Frames<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let wrong = |error: FrameDecoderError| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
         loop {
-            match std::mem::replace(self, Self::End) {
-                Self::End => return Ok(0),
-                Self::Between(mut file) => {
-                    if !file.fill_buf()?.is_empty() {
-                        let wrong = |error: String| io::Error::new(io::ErrorKind::InvalidData, error);
-                        let frame = ruzstd::decoding::StreamingDecoder::new(file);
-                        *self = Self::Within(Box::new(frame.map_err(|error| wrong(error.to_string()))?));
-                    }
+            let Some(frame) = &mut self.frame else {
+                if self.file.fill_buf()?.is_empty() {
+                    return Ok(0);
                 }
-                Self::Within(mut frame) => {
-                    let read = frame.read(out)?;
-                    if read > 0 || out.is_empty() {
-                        *self = Self::Within(frame);
-                        return Ok(read);
+                let mut frame = FrameDecoder::new();
+                match frame.init(&mut self.file) {
+                    Ok(()) => self.frame = Some(Box::new(frame)),
+                    Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                        length,
+                        ..
+                    })) => {
+                        let skipped = io::copy(&mut (&mut self.file).take(length.into()), &mut io::sink())?;
+                        if skipped < length.into() {
+                            return Err(io::ErrorKind::UnexpectedEof.into());
+                        }
                     }
-                    *self = Self::Between(frame.into_inner());
+                    Err(error) => return Err(wrong(error)),
                 }
+                continue;
+            };
+            while frame.can_collect() == 0 && !frame.is_finished() {
+                frame.decode_blocks(&mut self.file, BlockDecodingStrategy::UptoBlocks(1)).map_err(wrong)?;
             }
+            let read = frame.read(out)?;
+            if read > 0 || out.is_empty() {
+                return Ok(read);
+            }
+            self.frame = None;
         }
     }
 }
@@ -405,9 +418,13 @@ mod tests {
             ("a.xz", xz.finish().unwrap()),
             ("a.zst", zst.clone()),
         ];
-        let (_folder, path) = file("two.zst", &[zst.clone(), zst].concat());
+        // One frame after another, and between and around them frames that say how long they are and nothing else.
+        let skip = [&0x184D_2A53u32.to_le_bytes()[..], &5u32.to_le_bytes(), b"index"].concat();
+        let (_folder, path) = file("two.zst", &[&skip[..], &zst, &skip, &zst, &skip].concat());
         let twice: String = read(&path).unwrap().into_iter().map(|piece| piece.text).collect();
-        assert_eq!(twice, text.repeat(2), "one frame after another");
+        assert_eq!(twice, text.repeat(2));
+        let (_folder, path) = file("cut.zst", &skip[..skip.len() - 1]);
+        assert!(read(&path).unwrap_err().to_string().contains("cut.zst"));
         for (name, bytes) in cases {
             let (_folder, path) = file(name, &bytes);
             let pieces = read(&path).unwrap();

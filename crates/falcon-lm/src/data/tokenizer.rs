@@ -247,7 +247,7 @@ pub struct TextStream<'a> {
     said: usize,
 }
 
-/// Tokens that a character may wait for. More than its bytes, so what waits longer is none.
+/// Tokens that a character may wait for: as many as it has bytes, so what waits longer is none.
 const WAIT: usize = 4;
 
 impl TextStream<'_> {

@@ -31,13 +31,20 @@ impl Request {
         let trimmed = context.trim_end();
         let continuation = format!("{}{continuation}", &context[trimmed.len()..]);
         if trimmed.is_empty() {
-            return Self { context: vec![tokenizer.end()], continuation: tokenizer.encode(&continuation) };
+            return Self::of(tokenizer, Vec::new(), tokenizer.encode(&continuation));
         }
         let (context, mut whole) =
             (tokenizer.encode(trimmed), tokenizer.encode(&format!("{trimmed}{continuation}")));
         // A tokenizer may join the two; what is scored is never nothing.
         let cut = context.len().min(whole.len().saturating_sub(1));
         let continuation = whole.split_off(cut);
+        Self::of(tokenizer, context, continuation)
+    }
+
+    /// A tokenizer may make nothing of a text, such as of control characters; for the model it is then the end of a document.
+    fn of(tokenizer: &Tokenizer, context: Vec<u32>, continuation: Vec<u32>) -> Self {
+        let [context, continuation] =
+            [context, continuation].map(|tokens| if tokens.is_empty() { vec![tokenizer.end()] } else { tokens });
         Self { context, continuation }
     }
 }

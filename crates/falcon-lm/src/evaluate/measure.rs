@@ -229,12 +229,18 @@ mod tests {
     fn an_interrupt_keeps_what_was_done() {
         let folder = tempfile::tempdir().unwrap();
         let line = r#"{"question": "q", "choices": ["a", "b"], "gold": 1}"#;
-        fs::write(folder.path().join("piqa.jsonl"), line).unwrap();
-        let mut exam = Exam { shots: vec![0], ..Exam::default() };
+        fs::write(folder.path().join("piqa.jsonl"), [line, line].join("\n")).unwrap();
+        let mut exam = Exam { shots: vec![0, 1], ..Exam::default() };
         exam.ask(&[Benchmark::named("piqa").unwrap()], folder.path(), 5).unwrap();
         let mut known = ModelResult::new("m".into(), &trained(0));
-        let mut keep = |_: &ModelResult| -> Result<(), CacheError> { Ok(()) };
-        let answers = exam.take(&trained(0), &mut known, &mut keep, &mut |_, _, _| false).unwrap();
-        assert!(!answers.complete && answers.asked.benchmarks.is_empty());
+        let mut kept = Vec::new();
+        let mut keep = |known: &ModelResult| -> Result<(), CacheError> {
+            kept.push(known.benchmarks.len());
+            Ok(())
+        };
+        let first_only = &mut |title: &str, _, _| title.contains("0-shot");
+        let answers = exam.take(&trained(0), &mut known, &mut keep, first_only).unwrap();
+        assert!(!answers.complete);
+        assert_eq!((answers.asked.benchmarks.len(), known.benchmarks.len(), kept), (1, 1, vec![1]));
     }
 }

@@ -29,6 +29,8 @@ pub(crate) struct Axes {
 
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 440.0;
+/// From one name to the next.
+const NAME: f64 = 22.0;
 /// Room for what stands around the curves: left, top, right, bottom.
 const ROOM: [f64; 4] = [52.0, 44.0, 150.0, 48.0];
 /// Told apart also by those who do not see all colours; then again with dashes.
@@ -50,9 +52,11 @@ pub(crate) fn curves(axes: &Axes, curves: &[Curve]) -> String {
     let [left, top, right, bottom] = ROOM;
     let x = |value: f64| left + axes.x.place(value) * (WIDTH - left - right);
     let y = |value: f64| HEIGHT - bottom - axes.y.place(value) * (HEIGHT - top - bottom);
+    // Many names need more room than the curves.
+    let height = HEIGHT.max(top + 24.0 + NAME * curves.len() as f64);
     let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"system-ui, sans-serif\" font-size=\"13\" fill=\"#333\">\n\
-         <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#fff\"/>\n<text x=\"{left}\" y=\"24\" font-size=\"15\">{}</text>\n",
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"system-ui, sans-serif\" font-size=\"13\" fill=\"#333\">\n\
+         <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>\n<text x=\"{left}\" y=\"24\" font-size=\"15\">{}</text>\n",
         escape(axes.title)
     );
     for (tick, label) in &axes.y_ticks {
@@ -85,7 +89,7 @@ pub(crate) fn curves(axes: &Axes, curves: &[Curve]) -> String {
             "<path d=\"M{}\" {line} stroke-linejoin=\"round\"/>",
             points.collect::<Vec<_>>().join("L")
         );
-        let (key, at) = (WIDTH - right + 14.0, top + 12.0 + 22.0 * index as f64);
+        let (key, at) = (WIDTH - right + 14.0, top + 12.0 + NAME * index as f64);
         _ = writeln!(out, "<path d=\"M{key} {at}h22\" {line}/>");
         _ = writeln!(out, "<text x=\"{}\" y=\"{}\">{}</text>", key + 30.0, at + 4.5, escape(&curve.name));
     }

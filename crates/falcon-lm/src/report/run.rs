@@ -66,7 +66,7 @@ impl RunRecord {
         };
         let config = std::fs::read_to_string(&config_path).map_err(io(&config_path))?;
         let config = config.parse().map_err(|error| ReportError::Config { path: config_path, error })?;
-        let records = read_metrics(&metrics_path)?;
+        let records = if metrics_path.exists() { read_metrics(&metrics_path)? } else { Vec::new() };
         // The folder may be `.`, which names nothing.
         let folder = folder.canonicalize().map_err(io(folder))?;
         let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();

@@ -36,7 +36,7 @@ pub fn summary(runs: &[RunRecord], labels: &[String]) -> String {
     }
     let mut columns = vec![
         texts(runs, "preset", |run| run.setting("model", "preset")),
-        texts(runs, "task", |run| run.setting("task", "name").or_else(|| run.setting("task", "kind"))),
+        texts(runs, "task", |run| run.setting("task", "name")),
         numbers(runs, "parameters", Better::Neither, |run| Some(run.starts().last()?.parameters as f64), whole),
         Column { over: "", head: "steps", text: false, cells: runs.iter().map(steps).collect() },
     ];

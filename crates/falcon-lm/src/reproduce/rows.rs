@@ -7,7 +7,8 @@ use thiserror::Error;
 use crate::config::{Layer, RunConfig, RunConfigError};
 use crate::data::CacheError;
 use crate::train::{
-    Best, CheckpointError, METRICS_FILE, MetricsError, Outcome, Record, TrainError, Trainer, Watch, read_metrics,
+    Best, CheckpointError, METRICS_FILE, MetricsError, Outcome, Record, RunFolder, TrainError, Trainer, Watch,
+    read_metrics,
 };
 use crate::trained::TrainedError;
 
@@ -25,9 +26,12 @@ pub struct Row {
 impl Row {
     /// A preset as it is, or with something changed: `falcon-1a.3+model.align=same`.
     pub fn of(spec: &str) -> Self {
-        let mut parts = spec.split('+');
-        let preset = parts.next().unwrap_or_default();
-        let set: Vec<String> = parts.map(String::from).collect();
+        // A number may have a `+` too: 1e+4.
+        let begins = |at: &usize| ["model.", "task.", "train."].iter().any(|key| spec[at + 1..].starts_with(key));
+        let cuts: Vec<usize> = spec.match_indices('+').map(|(at, _)| at).filter(begins).collect();
+        let ends = cuts.iter().skip(1).copied().chain([spec.len()]);
+        let set: Vec<String> = cuts.iter().zip(ends).map(|(at, end)| spec[at + 1..end].into()).collect();
+        let preset = &spec[..cuts.first().copied().unwrap_or(spec.len())];
         let short = set.iter().map(|set| set.strip_prefix("model.").unwrap_or(set));
         let name = std::iter::once(preset).chain(short).collect::<Vec<_>>().join(" ");
         Self { name, preset: preset.into(), set }
@@ -58,9 +62,13 @@ pub(super) fn config(
     more: &[Layer],
 ) -> Result<RunConfig, RunConfigError> {
     let of_row = row.set.iter().map(|set| Layer::set(set)).collect::<Result<Vec<_>, _>>()?;
-    for (section, key) in [("model", "preset"), ("task", "name"), ("train", "seed")] {
+    let of_the_table = "what the rows and seeds of the table are; use --models and --seeds";
+    for (section, key, what) in [
+        ("model", "preset", of_the_table),
+        ("train", "seed", of_the_table),
+        ("task", "name", "what the experiment is"),
+    ] {
         if let Some(layer) = of_row.iter().chain(more).find(|layer| layer.has(section, key)) {
-            let what = "what the rows and seeds of the table are; use --models and --seeds";
             return Err(layer.refused(section, key, what));
         }
     }
@@ -118,6 +126,8 @@ pub(super) struct Finished {
     pub threads: usize,
     /// All records.
     pub records: Vec<Record>,
+    /// Closed to others while the row is measured.
+    _folder: RunFolder,
 }
 
 /// Trains a row in `folder`, or finds it trained. None if it was interrupted.
@@ -126,7 +136,10 @@ pub(super) fn train(
     folder: &Path,
     watch: &mut dyn Watch,
 ) -> Result<Option<Finished>, RowError> {
-    let mut trainer = Trainer::open(config, folder, watch)?;
+    let mut trainer = match Trainer::open(config, folder, watch) {
+        Err(error) if error.is_interrupt() => return Ok(None),
+        opened => opened?,
+    };
     if trainer.run(watch)? == Outcome::Interrupted {
         return Ok(None);
     }
@@ -147,5 +160,6 @@ pub(super) fn train(
         seconds: records.iter().map(seconds).sum(),
         threads: records.iter().filter_map(threads).next_back().unwrap_or(1),
         records,
+        _folder: trainer.into_folder(),
     }))
 }

@@ -161,7 +161,9 @@ fn perplexities(loss: f64, totals: Totals) -> BTreeMap<String, f64> {
         ("byte", score.byte_perplexity()),
         ("word", score.word_perplexity()),
     ];
-    of.into_iter().map(|(unit, perplexity)| (format!("{unit} perplexity"), perplexity)).collect()
+    // A "word" of many bytes, as in Chinese, can be too unlikely for a number; and JSON has no infinity.
+    let of = of.into_iter().filter(|(_, perplexity)| perplexity.is_finite());
+    of.map(|(unit, perplexity)| (format!("{unit} perplexity"), perplexity)).collect()
 }
 
 impl Task for Text {
@@ -246,6 +248,18 @@ mod tests {
         assert_eq!(sorted(second), (0..22).map(|i| 10 * i).collect::<Vec<_>>());
     }
 
+    /// What a run that goes on depends on: also within a pass, and after one.
+    #[test]
+    fn a_batch_depends_on_the_moment_alone() {
+        let fresh = || text(&[("a.txt", &letters(239))], 10).unwrap();
+        let at = |text: &mut Text, step| text.batch(Moment { seed: 3, step, steps: 30 }, 4);
+        let mut through = fresh();
+        for step in 0..18 {
+            assert_eq!(at(&mut through, step), at(&mut fresh(), step), "step {step}");
+        }
+        assert_eq!(at(&mut through, 2), at(&mut fresh(), 2), "back again");
+    }
+
     #[test]
     fn documents_are_sequences_of_their_own() {
         let files = [("a.txt", "abc"), ("b.txt", "defghij"), ("c.txt", &letters(200))];
@@ -281,6 +295,8 @@ mod tests {
         let values = ["token", "byte", "word"].map(|unit| of[&format!("{unit} perplexity")]);
         let expected = [2.0, 2f64.powf(0.25), 4.0];
         assert!(values.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-12), "{of:?}");
+        let long = perplexities(5.0, Totals { tokens: 2001, documents: 1, bytes: 2000, words: 1 });
+        assert_eq!(long.into_keys().collect::<Vec<_>>(), ["byte perplexity", "token perplexity"]);
     }
 
     #[test]

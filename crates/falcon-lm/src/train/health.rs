@@ -17,7 +17,7 @@ pub enum Fault {
     Tensor(Bad),
     /// The gradient of a parameter has, the last layer's first.
     Gradient(Bad),
-    /// All are finite; this tensor has grown most since the checkpoint before.
+    /// All are finite; since the checkpoint before this tensor is the first that has grown out of measure, or else has grown most.
     Grown {
         /// The tensor.
         name: String,
@@ -52,10 +52,11 @@ impl fmt::Display for Fault {
             Self::Tensor(bad) => write!(f, "the first bad tensor is {bad}"),
             Self::Gradient(bad) => write!(f, "the first bad tensor is the gradient of {bad}"),
             Self::Grown { name, times } => {
-                write!(
-                    f,
-                    "the first tensor that has grown out of measure is {name}, {times:.1} times what it was at the checkpoint before"
-                )
+                let which = match *times > OUT_OF_MEASURE {
+                    true => "first tensor that has grown out of measure",
+                    false => "tensor that has grown most",
+                };
+                write!(f, "the {which} is {name}, {times:.1} times what it was at the checkpoint before")
             }
             Self::Unknown => write!(f, "no tensor stands out"),
         }

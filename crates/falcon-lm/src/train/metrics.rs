@@ -183,11 +183,25 @@ pub(crate) struct MetricsLog {
 
 impl MetricsLog {
     /// Goes on after `step`: what was written about later steps will happen again.
-    pub fn resume(path: &Path, step: u64) -> Result<Self, MetricsError> {
+    ///
+    /// A line that is no record does not keep a run from going on: it is left out, `warn` is told, and the file as it was stays beside.
+    pub fn resume(path: &Path, step: u64, warn: &mut dyn FnMut(&str)) -> Result<Self, MetricsError> {
         let io = |error| MetricsError::Io { path: path.into(), error };
-        let text = if path.exists() { read(path)? } else { String::new() };
-        let records = parse(path, &text)?.into_iter();
-        let kept: String = records.filter(|(record, _)| record.step() <= step).map(|(_, line)| line).collect();
+        // Damage need not be text.
+        let bytes = if path.exists() { std::fs::read(path).map_err(io)? } else { Vec::new() };
+        let text = String::from_utf8_lossy(&bytes);
+        let records = match parse(path, &text) {
+            Ok(records) => records,
+            Err(error) => {
+                let beside = path.with_extension("damaged.jsonl");
+                falcon_nn::write_file(&beside, &bytes).map_err(io)?;
+                warn(&format!("{error}; left out, and the file as it was kept as {}", beside.display()));
+                let good = |line| serde_json::from_str(line).ok().map(|record: Record| (record, line));
+                text.split_inclusive('\n').filter(|line| line.ends_with('\n')).filter_map(good).collect()
+            }
+        };
+        let now = records.into_iter().filter(|(record, _)| record.step() <= step);
+        let kept: String = now.map(|(_, line)| line).collect();
         falcon_nn::write_file(path, kept.as_bytes()).map_err(io)?;
         let file = File::options().append(true).open(path).map_err(io)?;
         Ok(Self { path: path.into(), file })
@@ -232,7 +246,7 @@ mod tests {
     fn what_is_written_is_read_and_later_steps_are_forgotten() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(METRICS_FILE);
-        let mut log = MetricsLog::resume(&path, 0).unwrap();
+        let mut log = MetricsLog::resume(&path, 0, &mut |warning| panic!("{warning}")).unwrap();
         let scores = Scores { loss: 0.5, accuracy: 0.75, exact: 0.25, tokens: 40, sequences: 4 };
         let eval = Record::Eval(EvalRecord {
             step: 2,
@@ -249,11 +263,25 @@ mod tests {
         // As a kill in the middle of a line would leave it.
         std::fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"kind\":\"tr").unwrap();
         assert_eq!(read_metrics(&path).unwrap(), all);
-        let mut log = MetricsLog::resume(&path, 2).unwrap();
+        let mut log = MetricsLog::resume(&path, 2, &mut |warning| panic!("{warning}")).unwrap();
         log.write(&train(3)).unwrap();
         assert_eq!(read_metrics(&path).unwrap(), all);
         std::fs::write(&path, "{\"kind\":\"train\"}\n{}\n").unwrap();
         let said = read_metrics(&path).unwrap_err().to_string();
         assert!(said.contains("line 1") && said.contains("missing field"), "{said}");
+    }
+
+    #[test]
+    fn a_damaged_line_does_not_end_a_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(METRICS_FILE);
+        let damaged = [&line(&train(1))[..], b"{\"kind\":\xff\n", &line(&train(2))].concat();
+        std::fs::write(&path, &damaged).unwrap();
+        let mut warnings = Vec::new();
+        let log = MetricsLog::resume(&path, 5, &mut |warning| warnings.push(warning.to_string()));
+        log.unwrap().write(&train(3)).unwrap();
+        assert_eq!(read_metrics(&path).unwrap(), [train(1), train(2), train(3)]);
+        assert!(warnings.len() == 1 && warnings[0].contains("line 2"), "{warnings:?}");
+        assert_eq!(std::fs::read(folder.path().join("metrics.damaged.jsonl")).unwrap(), damaged);
     }
 }

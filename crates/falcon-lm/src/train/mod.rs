@@ -10,8 +10,8 @@ mod schedule;
 mod step;
 mod trainer;
 
-pub(crate) use checkpoint::sum;
 pub use checkpoint::{Best, Checkpoint, CheckpointError, Progress};
+pub(crate) use checkpoint::{sum, verify_model};
 pub use config::{TrainConfig, TrainConfigError};
 pub use folder::{FolderError, RunFolder, best_checkpoint, checkpoint_steps};
 pub use health::{Bad, Fault, diagnose};

@@ -19,7 +19,7 @@ use super::metrics::{
 use super::step::{StepGradients, gradients};
 use super::{AdamW, clip};
 use crate::config::{RunConfig, RunConfigError};
-use crate::data::TOKENIZER_FILE;
+use crate::data::{CacheError, TOKENIZER_FILE};
 use crate::evaluate::{evaluate, tokens};
 use crate::memory;
 use crate::tasks::{Batch, Moment, Split, Task, TaskError, VALIDATION};
@@ -97,6 +97,13 @@ pub enum TrainError {
     },
 }
 
+impl TrainError {
+    /// Whether it was asked to stop before the first step, while text was made into tokens.
+    pub fn is_interrupt(&self) -> bool {
+        matches!(self, Self::Task(TaskError::Data { error, .. }) if matches!(**error, CacheError::Interrupted))
+    }
+}
+
 /// A run, ready to go or to go on.
 pub struct Trainer {
     config: RunConfig,
@@ -139,7 +146,7 @@ impl Trainer {
             // A run speaks for itself, wherever its tokenizer came from. It is the one it began with: `restore` has seen to that.
             tokenizer.save(&folder.path().join(TOKENIZER_FILE)).map_err(TaskError::Tokenizer)?;
         }
-        let log = MetricsLog::resume(&folder.path().join(METRICS_FILE), progress.step);
+        let log = MetricsLog::resume(&folder.path().join(METRICS_FILE), progress.step, &mut |m| watch.warn(m));
         let kept = saved.map_or("there is no checkpoint yet".to_string(), |step| {
             format!("the checkpoint of step {step} is whole")
         });
@@ -163,6 +170,11 @@ impl Trainer {
         &self.folder
     }
 
+    /// Where the run is, which stays closed to others as long as this is kept.
+    pub fn into_folder(self) -> RunFolder {
+        self.folder
+    }
+
     /// Trains to the end, or until `watch` says to stop.
     pub fn run(&mut self, watch: &mut dyn Watch) -> Result<Outcome, TrainError> {
         let steps = self.config.train.schedule.steps;
@@ -178,7 +190,7 @@ impl Trainer {
         self.write(Record::Start(start), watch)?;
         while self.progress.step < steps {
             if watch.stop() {
-                self.save()?;
+                self.save(watch)?;
                 self.stop("interrupted", watch)?;
                 return Ok(Outcome::Interrupted);
             }
@@ -188,11 +200,14 @@ impl Trainer {
             if step.is_multiple_of(self.config.train.eval_every) || step == steps {
                 best = self.measure(watch)?;
             }
+            if step == steps {
+                // Before the checkpoint, which is what tells a finished run; killed in between, the record is written again.
+                self.stop("finished", watch)?;
+            }
             if best || step.is_multiple_of(self.config.train.save_every) || step == steps {
-                self.save()?;
+                self.save(watch)?;
             }
         }
-        self.stop("finished", watch)?;
         Ok(Outcome::Finished)
     }
 
@@ -273,10 +288,34 @@ impl Trainer {
     /// Measures all splits, and says whether this is the best so far.
     fn measure(&mut self, watch: &mut dyn Watch) -> Result<bool, TrainError> {
         let (step, model) = (self.progress.step, self.model.valid());
+        let splits = std::mem::take(&mut self.splits);
+        let validation = self.measure_on(&splits, &model, watch);
+        self.splits = splits;
+        let validation = validation?;
+        let layers = gates(&model, &self.splits);
+        if layers.iter().any(|layer| !layer.is_empty()) {
+            self.write(Record::Gates(GatesRecord { step, layers }), watch)?;
+        }
+        let score = self.task.score(&validation);
+        let best = self.progress.best.is_none_or(|best| score > best.score);
+        if best {
+            self.progress.best = Some(Best { step, score });
+        }
+        Ok(best)
+    }
+
+    /// Records the scores on `splits`, and returns those of validation.
+    fn measure_on(
+        &mut self,
+        splits: &[Split],
+        model: &Model,
+        watch: &mut dyn Watch,
+    ) -> Result<Scores, TrainError> {
+        let step = self.progress.step;
         let mut validation = Scores::default();
-        for split in std::mem::take(&mut self.splits) {
+        for split in splits {
             let begin = Instant::now();
-            let scores = evaluate(&model, std::slice::from_ref(&split));
+            let scores = evaluate(model, std::slice::from_ref(split));
             for (name, total, groups) in scores {
                 if !total.loss.is_finite() {
                     let what = format!("the loss on {name} is {}", total.loss);
@@ -290,22 +329,12 @@ impl Trainer {
                 let (about, seconds) = (self.task.about(&total), begin.elapsed().as_secs_f64());
                 self.write(Record::Eval(EvalRecord { step, split: name, total, groups, about, seconds }), watch)?;
             }
-            self.splits.push(split);
         }
-        let layers = gates(&model, &self.splits);
-        if layers.iter().any(|layer| !layer.is_empty()) {
-            self.write(Record::Gates(GatesRecord { step, layers }), watch)?;
-        }
-        let score = self.task.score(&validation);
-        let best = self.progress.best.is_none_or(|best| score > best.score);
-        if best {
-            self.progress.best = Some(Best { step, score });
-        }
-        Ok(best)
+        Ok(validation)
     }
 
     /// Writes a checkpoint, unless the last one is of this step.
-    fn save(&mut self) -> Result<(), TrainError> {
+    fn save(&mut self, watch: &mut dyn Watch) -> Result<(), TrainError> {
         let step = self.progress.step;
         if self.saved == Some(step) {
             return Ok(());
@@ -314,11 +343,12 @@ impl Trainer {
         self.log.sync().map_err(|error| TrainError::Metrics { error, kept: self.kept() })?;
         let best = self.progress.best.map(|best| best.step);
         let saved = Checkpoint::save(&self.folder.checkpoint(step), &self.model, &self.optimizer, &self.progress);
-        let pruned = saved.and_then(|()| {
-            self.saved = Some(step);
-            self.folder.prune(self.config.train.keep, best)
-        });
-        pruned.map_err(|error| TrainError::Checkpoint { step, error: Box::new(error), kept: self.kept() })
+        saved.map_err(|error| TrainError::Checkpoint { step, error: Box::new(error), kept: self.kept() })?;
+        self.saved = Some(step);
+        if let Err(error) = self.folder.prune(self.config.train.keep, best) {
+            watch.warn(&format!("older checkpoints cannot be removed: {error}"));
+        }
+        Ok(())
     }
 
     fn stop(&mut self, reason: &str, watch: &mut dyn Watch) -> Result<(), TrainError> {
@@ -347,7 +377,7 @@ const LOOK: usize = 2048;
 
 /// The means of the gates, by layer.
 fn gates(model: &Model, splits: &[Split]) -> Vec<BTreeMap<String, f64>> {
-    let mut layers = vec![BTreeMap::new(); model.layers().len()];
+    let mut layers = vec![BTreeMap::new(); model.config().num_hidden_layers];
     // The longest group of the validation split says most.
     let validation = splits.iter().find(|split| split.name == VALIDATION);
     let Some((_, batch)) = validation.and_then(|split| split.groups.last()) else { return layers };

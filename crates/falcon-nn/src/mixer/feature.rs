@@ -56,7 +56,8 @@ impl Feature {
             };
             let x = match self.map {
                 FeatureMap::Identity => x,
-                FeatureMap::EluPlusOne => activation::elu(x, 1.0).add_scalar(1.0),
+                // Not eˣ − 1 + 1, which loses small numbers; nor eˣ where x is large, whose gradient would be 0 · ∞.
+                FeatureMap::EluPlusOne => x.clone().clamp_max(0.0).exp() + activation::relu(x),
                 FeatureMap::Relu => activation::relu(x),
                 FeatureMap::SquaredRelu => activation::relu(x).square(),
             };

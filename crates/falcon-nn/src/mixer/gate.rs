@@ -133,7 +133,7 @@ impl Gate {
     }
 
     /// Shows the gates by the names that the paper has for them. `γ` of a ridge is that of a key of nominal energy: `1 − β λ̄ / (1 + λ̄)`,
-    /// or `1 − η Ē λ̄`.
+    /// or `1 − η Ē λ̄`, and not below what the rule clamps it to.
     pub fn show(&self, gates: &Gates, probe: &mut Probe<'_>) {
         if !probe.is_on() {
             return;
@@ -148,9 +148,11 @@ impl Gate {
                 let step = match &gates.gain {
                     Some(gain) if beta => gain.clone() / ridge.clone().add_scalar(1.0),
                     Some(gain) => gain.clone().mul_scalar(self.config.nominal_energy()),
-                    None => ridge.ones_like() / ridge.clone().add_scalar(1.0),
+                    None => ridge.ones_like().mul_scalar(self.config.nominal_energy()),
                 };
-                probe.see("attn.gamma", &(step * ridge.clone()).neg().add_scalar(1.0));
+                let gamma = (step * ridge.clone()).neg().add_scalar(1.0);
+                let least = self.config.rule().ok().and_then(|rule| rule.clamp);
+                probe.see("attn.gamma", &least.map_or(gamma.clone(), |least| gamma.clamp_min(least)));
             }
             (Some(gamma), _) => probe.see("attn.gamma", gamma),
             (None, _) => {}

@@ -157,7 +157,8 @@ impl Owner<'_> {
         let sequences = positions.len();
         let MixerConfig { num_heads, num_key_heads, head_dim, head_v_dim, conv_size, .. } = *self.config;
         let mut conv = [None, None, None];
-        if conv_size > 1 && arrays.shape(CONVS[0]).is_some() {
+        // Sequences that have begun have them; others may, where they were taken from among such.
+        if conv_size > 1 && (arrays.shape(CONVS[0]).is_some() || positions.iter().any(|position| *position > 0)) {
             let (keys, values) = (num_key_heads * head_dim, num_heads * head_v_dim);
             for ((past, name), channels) in conv.iter_mut().zip(CONVS).zip([keys, keys, values]) {
                 *past = Some(arrays.tensor(name, [sequences, conv_size - 1, channels], &self.device)?);
@@ -241,7 +242,7 @@ impl Arrays {
         counts.map_err(|got| self.number(name, format!("{got}, which is no count")))
     }
 
-    fn number(&self, name: &str, got: String) -> FileError {
+    pub fn number(&self, name: &str, got: String) -> FileError {
         FileError::Number { path: self.path.clone(), name: self.name(name), got }
     }
 

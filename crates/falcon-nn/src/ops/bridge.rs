@@ -132,10 +132,6 @@ arities! {
     Args6 6 [a b c d e f];
     Args7 7 [a b c d e f g];
     Args8 8 [a b c d e f g h];
-    Args9 9 [a b c d e f g h i];
-    Args10 10 [a b c d e f g h i j];
-    Args11 11 [a b c d e f g h i j k];
-    Args12 12 [a b c d e f g h i j k l];
 }
 
 /// Backends that run [`ManyOp`]s.

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::Engine;
 use super::bridge::{Array, Slice, SliceOp, run};
-use super::slices::{ROWS, by_rows, exp, vectorised};
+use super::slices::{ROWS, by_rows, exp, max, vectorised};
 
 /// The target of a token that does not count.
 pub const IGNORED: i64 = -100;
@@ -22,6 +22,11 @@ pub const IGNORED: i64 = -100;
 ///
 /// If there is not one target for each row, or if one is outside the vocabulary.
 pub fn cross_entropy(logits: Tensor<2>, targets: &[i64]) -> Tensor<1> {
+    let engine = Engine::of(&logits.device());
+    cross_entropy_by(engine, logits, targets)
+}
+
+fn cross_entropy_by(engine: Engine, logits: Tensor<2>, targets: &[i64]) -> Tensor<1> {
     let [tokens, vocabulary] = logits.dims();
     check(targets, tokens, vocabulary);
     let counted = targets.iter().filter(|target| **target != IGNORED).count();
@@ -29,7 +34,7 @@ pub fn cross_entropy(logits: Tensor<2>, targets: &[i64]) -> Tensor<1> {
     if counted == 0 {
         return (logits * 0.0).sum();
     }
-    match Engine::of(&device) {
+    match engine {
         Engine::Kernels => {
             let op = CrossEntropy { targets: targets.to_vec(), counted };
             run(Arc::new(op), [logits.into_dispatch()])
@@ -105,7 +110,7 @@ struct CrossEntropy {
 /// The largest logit, and the sum of exponentials relative to it.
 #[inline(always)]
 fn partition(row: &[f32]) -> (f32, f32) {
-    let most = row.iter().fold(f32::NEG_INFINITY, |most, z| if *z > most { *z } else { most });
+    let most = max(row);
     let mut lanes = [0.0; 16];
     let (blocks, rest) = row.as_chunks::<16>();
     for block in blocks {
@@ -181,6 +186,18 @@ mod tests {
 
     fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
         tensor.into_data().try_into_vec().unwrap()
+    }
+
+    #[test]
+    fn the_loss_is_its_tensor_operations() {
+        for (tokens, vocabulary) in [(1, 3), (150, 37), (70, 100)] {
+            let target = |t: usize| if t % 7 == 3 { IGNORED } else { (t * 5 % vocabulary) as i64 };
+            let targets: Vec<i64> = (0..tokens).map(target).collect();
+            crate::ops::testing::compare(&[vec![tokens, vocabulary]], |engine, inputs| {
+                let logits = inputs[0].clone().reshape([tokens, vocabulary]).mul_scalar(20.0);
+                vec![cross_entropy_by(engine, logits, &targets)]
+            });
+        }
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! What the layers compute with: each operation once for the CPU and once in tensor operations.
+//! What the layers compute with. On the CPU operations over slices; their tensor operations are beside them, or in the layer where there is
+//! nothing but those.
 
 pub(crate) mod attention;
 mod blocks;
@@ -14,7 +15,7 @@ mod slices;
 pub(crate) mod swiglu;
 pub(crate) mod tensor;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub(crate) mod turn;
 
 use burn::backend::DispatchDevice;

@@ -6,7 +6,7 @@ use super::Engine;
 
 /// Compares what `f` returns for both engines, and the gradients of all inputs, which have these shapes. `f` gets its inputs flat, and returns
 /// its outputs so.
-pub(super) fn compare(shapes: &[Vec<usize>], f: impl Fn(Engine, &[Tensor<1>]) -> Vec<Tensor<1>>) {
+pub(crate) fn compare(shapes: &[Vec<usize>], f: impl Fn(Engine, &[Tensor<1>]) -> Vec<Tensor<1>>) {
     let device = Device::flex().autodiff();
     let numbers = |tensor: Tensor<1>| -> Vec<f32> { tensor.into_data().try_into_vec().unwrap() };
     let data = |seed: usize, len: usize| -> Vec<f32> {

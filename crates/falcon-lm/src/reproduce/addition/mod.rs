@@ -9,7 +9,7 @@ mod record;
 use std::path::Path;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use falcon_nn::{IGNORED, Model, Prediction, Sequences, predictions, write_file};
+use falcon_nn::{IGNORED, Model, Prediction, Sequences, WEIGHTS_FILE, predictions, write_file};
 use serde::{Deserialize, Serialize};
 
 pub use self::record::AdditionRecord;
@@ -18,7 +18,7 @@ use crate::config::{Layer, RunConfig, RunConfigError};
 use crate::evaluate::{Tally, logits};
 use crate::tasks::addition::{Part, held_out};
 use crate::tasks::{Batch, TaskConfig, TaskError};
-use crate::train::{Checkpoint, Watch};
+use crate::train::{Checkpoint, Watch, sum};
 
 /// The paper's rows, and those beside them.
 pub const ROWS: [&str; 13] = [
@@ -140,6 +140,12 @@ const RESULT_FILE: &str = "result.json";
 
 /// Configuration of a row: that of the scale, what the row changes, then what is asked for.
 pub fn config(scale: &Scale, row: &Row, seed: u64, more: &[Layer]) -> Result<RunConfig, RunConfigError> {
+    let of_row = row.set.iter().map(|set| Layer::set(set)).collect::<Result<Vec<_>, _>>()?;
+    for key in ["max_width", "beyond"] {
+        if let Some(layer) = of_row.iter().find(|layer| layer.has("task", key)) {
+            return Err(layer.refused("task", key, "one for all rows of the table; use --set"));
+        }
+    }
     let config = rows::config(&[Layer::of("task", "name", "addition")], scale, row, seed, more)?;
     match &config.task {
         TaskConfig::Addition(task) if task.beyond == task.max_width => {
@@ -163,8 +169,10 @@ pub fn run_row(
 ) -> Result<Option<RowResult>, RowError> {
     let Some(run) = rows::train(config, folder, watch)? else { return Ok(None) };
     let path = folder.join(RESULT_FILE);
-    if let Some(known) = std::fs::read(&path).ok().and_then(|json| serde_json::from_slice(&json).ok()) {
-        return Ok(Some(known));
+    let weights = sum(&run.checkpoint.join(WEIGHTS_FILE)).map_err(Box::new)?;
+    let known: Option<Kept> = std::fs::read(&path).ok().and_then(|json| serde_json::from_slice(&json).ok());
+    if let Some(known) = known.filter(|known| known.weights == weights && known.samples == samples) {
+        return Ok(Some(known.result));
     }
     let model =
         Checkpoint::load(&run.checkpoint, config.train.optimizer, &Device::flex()).map_err(Box::new)?.model;
@@ -179,9 +187,21 @@ pub fn run_row(
         threads: run.threads,
         widths: (1..=task.beyond).map(|width| measure(&model, width, samples)).collect(),
     };
-    let json = serde_json::to_vec_pretty(&result).expect("a result is plain data");
+    let kept = Kept { weights, samples, result };
+    let json = serde_json::to_vec_pretty(&kept).expect("a result is plain data");
     write_file(&path, &json).map_err(|error| RowError::Io { path, error })?;
-    Ok(Some(result))
+    Ok(Some(kept.result))
+}
+
+/// A result, and what it was measured on.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    /// Hash of the weights.
+    weights: String,
+    /// Test samples of each width.
+    samples: usize,
+    #[serde(flatten)]
+    result: RowResult,
 }
 
 /// Test samples of one width.
@@ -257,6 +277,9 @@ mod tests {
         let of = |row: &Row| config(&SCALES[0], row, 0, &[]).unwrap();
         let differences = of(&Row::of("falcon-1a.3")).differences(&of(&row));
         assert_eq!(differences.len(), 2, "{differences:?}");
+        assert_eq!(Row::of("retnet+model.rope_theta=1e+4").set, ["model.rope_theta=1e+4"]);
+        let wider = config(&SCALES[0], &Row::of("retnet+task.max_width=5"), 0, &[]).unwrap_err().to_string();
+        assert!(wider.contains("one for all rows of the table"), "{wider}");
     }
 
     /// Three ways of counting, of a model that knows nothing, agree where they must.

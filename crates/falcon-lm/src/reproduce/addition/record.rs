@@ -50,7 +50,7 @@ impl Results for AdditionRecord {
         let (first, w) = (self.max_width + 1, self.max_width);
         let seeds = self.names().first().map_or(0, |name| self.of(name).len());
         let mut out = format!(
-            "| trained on 1–{w} digits | parameters | best step | validation | {first}–{widest} digits | {first} / {widest} | exact, {first}–{widest} | own digits | minutes | paper: validation | 33–48 | 33 / 48 |\n\
+            "| trained on 1–{w} digits | parameters | best step | validation | {first}–{widest} digits | {first} / {widest} | exact, {first}–{widest} | own digits | minutes | paper: validation | paper: 33–48 | paper: 33 / 48 |\n\
              |---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n"
         );
         for name in self.names() {
@@ -107,7 +107,7 @@ impl AdditionRecord {
              ```console\n$ {}\n```\n\n\
              A prompt belongs to training, validation or test by its hash, so none is in two of them; the sum with operands exchanged \
              may be. Of the 100 sums of one digit, {} are test prompts, drawn again and again.\n\n\
-             The first row's configuration; the others differ in the model and the seed alone:\n\n```toml\n{}```\n",
+             The first row's configuration; the others differ in the seed and in what their names say:\n\n```toml\n{}```\n",
             self.scale,
             self.samples,
             cost(self.rows.iter().map(|row| (row.seconds, row.threads))),

@@ -233,7 +233,7 @@ mod tests {
             let more = [Layer::set(set).unwrap()];
             config(&corpus, &SCALES[0], &Row::of(row), 0, &more).unwrap_err().to_string()
         };
-        assert!(said("retnet", "task.name=addition").contains("use --models and --seeds"));
+        assert!(said("retnet", "task.name=addition").contains("what the experiment is"));
         assert!(said("retnet+model.preset=mamba2", "train.lr=1").contains("use --models and --seeds"));
         assert!(said("retnet", "task.tokenizer=bytes").contains("what --tokenizer says"));
         assert!(said("retnet+task.length=8", "train.lr=1").contains("rows may differ in nothing else"));
