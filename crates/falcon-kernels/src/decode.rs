@@ -91,7 +91,7 @@ impl<F: Real> Vectorised for Step<'_, F> {
         let Decoder { rule, state, ahead, segment, coefficients, scratch } = decoder;
         let columns = segment.columns;
         // The predictions of one head, and its writes, carry and read.
-        let predictions = if segment.erases { rule.window * columns } else { 0 };
+        let predictions = if segment.erases() { rule.window * columns } else { 0 };
         let fresh = ahead.is_empty();
         ahead.resize(sizes.sequences * sizes.heads * predictions, F::zero());
         scratch.resize((rule.window + 5) * columns, F::zero());
@@ -136,20 +136,20 @@ fn step<'s, F: Real, const FUSED: bool>(
     let pairs = window.len().max(1);
     let [read, spare, carry, tiles, z] = split(scratch, [columns, columns, columns, 2 * columns, pairs * columns]);
     z.fill(F::zero());
-    if segment.erases {
+    if segment.erases() {
         for slot in known..window.len() {
             product(memory, segment.x_row(window.start + slot), &mut predictions[row(slot, columns)]);
         }
     }
     for (slot, j) in window.clone().enumerate() {
-        let p = if segment.erases { &predictions[row(slot, columns)] } else { &[][..] };
+        let p = if segment.erases() { &predictions[row(slot, columns)] } else { &[][..] };
         residual(segment, 0, segment.v_row(j), p, &mut z[row(slot, columns)]);
     }
     carry.fill(F::one());
     scale_columns(carry, columns, segment.gains(&segment.gamma, 0));
 
     let stay = if window.len() == segment.window { 1..window.len() } else { 0..window.len() };
-    if segment.erases {
+    if segment.erases() {
         // A pair that stays moves to the front, over what is no longer needed.
         for (to, slot) in stay.clone().enumerate() {
             predictions.copy_within(row(slot, columns), to * columns);
@@ -164,7 +164,7 @@ fn step<'s, F: Real, const FUSED: bool>(
         product(memory, q, read);
     }
     let write = Write { carry, x: &segment.x()[(segment.rows() - pairs) * segment.dim_k..], z };
-    match (next.filter(|_| segment.erases), segment.read_before) {
+    match (next.filter(|_| segment.erases()), segment.read_before) {
         (Some(next), false) => {
             write.pass::<FUSED, _>(memory, [q, next], [read, &mut predictions[row(stay.len(), columns)]], tiles);
         }

@@ -12,15 +12,23 @@
 use crate::error::RuleError;
 
 /// The objective whose gradient step is the write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Objective {
     /// `−⟨v, Sᵀx⟩`: the write is Hebbian, nothing is erased (`e = 0`).
+    #[default]
     InnerProduct,
     /// `½‖v − Sᵀx‖²`: the write is the prediction error (`e = w = η`).
     Regression,
     /// Regression whose prediction is made by the *decayed* memory `γS` (`w = η`, `e = γη`): Gated DeltaNet.
     DecayedRegression,
+}
+
+impl Objective {
+    /// Whether its write asks the memory what it says of a key.
+    pub(crate) fn erases(self) -> bool {
+        self != Self::InnerProduct
+    }
 }
 
 /// One gain for the whole value, or one for each of its columns.
@@ -217,7 +225,7 @@ impl Rule {
 
     /// Whether the write erases, i.e. reads the memory before writing to it.
     pub fn erases(&self) -> bool {
-        self.objective != Objective::InnerProduct
+        self.objective.erases()
     }
 
     /// Columns of the memory: those of the value, and one for the normaliser.

@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use crate::Real;
-use crate::rule::{Columns, Read, Rule};
+use crate::rule::{Columns, Objective, Read, Rule};
 use crate::state::row;
 
 #[derive(Clone, Debug, Default)]
@@ -26,7 +26,7 @@ pub(crate) struct Segment<F> {
     /// Columns of the memory: the value's, and the normaliser's.
     pub columns: usize,
     pub read_before: bool,
-    pub erases: bool,
+    pub objective: Objective,
     /// Whether `write`, `erase` and `gamma` are `[steps, columns]` rather than `[steps]`.
     pub each_column: bool,
     /// Queries `[steps, dim_k]`, and below them the write features `[rows, dim_k]`: one matrix, so that one product
@@ -50,7 +50,7 @@ impl<F: Real> Segment<F> {
             values: dim_v,
             columns: rule.state_columns(dim_v),
             read_before: rule.read == Read::Before,
-            erases: rule.erases(),
+            objective: rule.objective,
             each_column: rule.columns == Columns::Each,
             ..Self::default()
         }
@@ -59,6 +59,11 @@ impl<F: Real> Segment<F> {
     #[inline(always)]
     pub fn rows(&self) -> usize {
         self.tail + self.steps
+    }
+
+    #[inline(always)]
+    pub fn erases(&self) -> bool {
+        self.objective.erases()
     }
 
     /// Gains a step.

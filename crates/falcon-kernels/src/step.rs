@@ -30,7 +30,7 @@ pub(crate) fn predict<F: Real>(segment: &Segment<F>, step: usize, memory: &[F], 
 pub(crate) fn residual<F: Real>(segment: &Segment<F>, step: usize, v: &[F], p: &[F], z: &mut [F]) {
     z.copy_from_slice(v);
     scale_columns(z, v.len(), segment.gains(&segment.write, step));
-    if segment.erases {
+    if segment.erases() {
         match segment.gains(&segment.erase, step) {
             [erase] => axpy(z, -*erase, p),
             erase => z.iter_mut().zip(erase).zip(p).for_each(|((z, e), p)| *z -= *e * *p),

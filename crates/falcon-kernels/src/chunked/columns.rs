@@ -59,7 +59,7 @@ impl<F: Real> Sweep<'_, F> {
         let (columns, dim_k, steps) = (segment.columns, segment.dim_k, segment.steps);
         let (q, x, s0) = (Mat::new(segment.q(), dim_k), Mat::new(segment.x(), dim_k), Mat::new(memory, columns));
         matmul(MatMut::new(out, columns), F::zero(), q, s0);
-        if segment.erases {
+        if segment.erases() {
             matmul(MatMut::new(self.products, steps), F::zero(), Mat::new(&segment.qx, dim_k), x.t());
             matmul(MatMut::new(self.p, columns), F::zero(), x, s0);
         } else {
@@ -74,7 +74,7 @@ impl<F: Real> Sweep<'_, F> {
             for c in 0..columns {
                 b[c] = write[c] * v[c];
             }
-            if segment.erases {
+            if segment.erases() {
                 for c in 0..columns {
                     b[c] -= erase[c] * p[c];
                 }
@@ -95,7 +95,7 @@ impl<F: Real> Sweep<'_, F> {
         }
         let (decayed, b) = (&mut self.decayed[..step * columns], &self.b[row(step, columns)]);
         let read = segment.reader(time).map(|reader| (reader, &mut out[row(reader, columns)]));
-        let predict = (segment.erases && time < steps).then(|| &mut self.p[row(time, columns)]);
+        let predict = (segment.erases() && time < steps).then(|| &mut self.p[row(time, columns)]);
         let attention = |reader: usize| &self.products[row(reader, steps)];
         let gram = || &self.products[row(steps + time, steps)];
         match (read, predict) {
@@ -210,7 +210,7 @@ pub(super) fn backward<F: Real>(
             grad_attention[s * steps + step] = dot(&reads[row(s, columns)], b);
         }
         combine(a, &weights[seen_by..], &reads[seen_by * columns..], columns);
-        if segment.erases {
+        if segment.erases() {
             for s in step + 1..steps {
                 weights[s] = sweep.products[(steps + s) * steps + step];
                 grad_gram[s * steps + step] = dot(&erased[row(s, columns)], b);
@@ -230,7 +230,7 @@ pub(super) fn backward<F: Real>(
         let gamma = &segment.gamma[here.clone()];
         multiply(final_carry, gamma);
         scale_columns(&mut reads[seen_by * columns..], columns, gamma);
-        if segment.erases {
+        if segment.erases() {
             scale_columns(&mut erased[here.end..], columns, gamma);
             let (erased, erase) = (&mut erased[here.clone()], &segment.erase[here.clone()]);
             let grad_erase = &mut grad.erase[here];
@@ -252,14 +252,14 @@ pub(super) fn backward<F: Real>(
     let mut into_x = |a, b| matmul(MatMut::new(grad_x, dim_k), F::one(), a, b);
     into_x(grad_attention.t(), q);
     into_x(Mat::new(sweep.decayed, columns), Mat::new(adjoint, columns).t());
-    if segment.erases {
+    if segment.erases() {
         into_x(grad_gram, x);
         into_x(grad_gram.t(), x);
         into_x(erased, s0.t());
     }
     scale_columns(adjoint, columns, final_carry);
     matmul(MatMut::new(adjoint, columns), F::one(), q.t(), reads);
-    if segment.erases {
+    if segment.erases() {
         matmul(MatMut::new(adjoint, columns), F::one(), x.t(), erased);
     }
 }

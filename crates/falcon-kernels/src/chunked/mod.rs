@@ -33,7 +33,7 @@ impl<F: Real> Vectorised for Forward<'_, F> {
         let Self { segment, memory, out, scratch } = self;
         match segment {
             Segment { each_column: true, .. } => columns::forward(segment, memory, out, scratch),
-            Segment { erases: true, .. } => delta::forward(segment, memory, out, scratch),
+            _ if segment.erases() => delta::forward(segment, memory, out, scratch),
             _ => linear::forward(segment, memory, out, scratch),
         }
     }
@@ -71,9 +71,7 @@ impl<F: Real> Vectorised for Backward<'_, F> {
             Segment { each_column: true, .. } => {
                 columns::backward(segment, memory, grad_out, adjoint, grad, scratch);
             }
-            Segment { erases: true, .. } => {
-                delta_backward::backward(segment, memory, grad_out, adjoint, grad, scratch)
-            }
+            _ if segment.erases() => delta_backward::backward(segment, memory, grad_out, adjoint, grad, scratch),
             _ => linear::backward(segment, memory, grad_out, adjoint, grad, scratch),
         }
     }
