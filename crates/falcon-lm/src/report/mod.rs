@@ -129,8 +129,8 @@ fn notes() -> String {
     let window = 2.0 * curves::REACH * 100.0;
     format!(
         "<footer>\n<p>Losses are cross-entropies in nats per target token; accuracy counts target tokens whose largest \
-         logit is right, exact match sequences all of whose targets are. The best evaluation is the one with the \
-         lowest validation loss. Speed (tokens/s) is the median over steps; time is that of training steps alone. A \
+         logit is right, exact match sequences all of whose targets are. The best evaluation is that of the \
+         checkpoint that the run keeps as its best. Speed (tokens/s) is the median over steps; time is that of training steps alone. A \
          run without a recorded stop is called running: one that was killed looks the same.</p>\n\
          <p>Faint lines are single steps: where there are more than {raw}, the lowest and the highest of each of {} \
          stretches of equal length. Strong lines over them are means over a centred triangular window of {window:.0}% of \

@@ -115,10 +115,11 @@ impl RunRecord {
         self.last_eval(VALIDATION)
     }
 
-    /// The validation with the lowest loss, the first of equals.
+    /// The validation that the task thinks best, or has the lowest loss if it does not say; the first of equals.
     pub(super) fn best_validation(&self) -> Option<&EvalRecord> {
         let finite = |eval: &&EvalRecord| eval.split == VALIDATION && eval.total.loss.is_finite();
-        self.evals().filter(finite).min_by(|a, b| a.total.loss.total_cmp(&b.total.loss))
+        let worse = |eval: &EvalRecord| eval.score.map_or(eval.total.loss, |score| -score);
+        self.evals().filter(finite).min_by(|a, b| worse(a).total_cmp(&worse(b)))
     }
 
     /// What was measured on `split` when validation was best.

@@ -28,6 +28,7 @@ fn eval(step: u64, split: &str, widths: std::ops::Range<usize>) -> Record {
         total: scores,
         groups,
         about: BTreeMap::new(),
+        score: None,
         seconds: 0.1,
     })
 }
@@ -97,6 +98,23 @@ fn the_best_evaluation_has_its_own_chart_if_it_is_not_the_last() {
     let page = page(&[run]);
     assert_eq!(page.matches("Accuracy by width").count(), 2 * 2);
     assert!(page.contains("best evaluation") && !page.contains("also its best"));
+}
+
+/// The best is what the run keeps as its best, which need not be the lowest loss.
+#[test]
+fn the_task_says_what_is_best() {
+    let mut run = run("scored", 0);
+    for (step, score) in [(10, 0.9), (20, 0.7)] {
+        let Record::Eval(record) = eval(step, "validation", 1..2) else { unreachable!() };
+        run.records.push(Record::Eval(EvalRecord { score: Some(score), ..record }));
+    }
+    assert_eq!(run.best_validation().unwrap().step, 10);
+    run.records.iter_mut().for_each(|record| {
+        if let Record::Eval(record) = record {
+            record.score = None
+        }
+    });
+    assert_eq!(run.best_validation().unwrap().step, 20, "the lowest loss");
 }
 
 #[test]

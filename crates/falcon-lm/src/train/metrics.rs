@@ -77,6 +77,9 @@ pub struct EvalRecord {
     /// What else the task has to say of it, such as perplexities.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub about: BTreeMap<String, f64>,
+    /// How good the task thinks it is, the largest being best: by this the best checkpoint is chosen. Of validation only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub score: Option<f64>,
     /// Time it took.
     pub seconds: f64,
 }
@@ -254,6 +257,7 @@ mod tests {
             total: scores,
             groups: vec![("width 1".into(), scores)],
             about: BTreeMap::from([("token perplexity".into(), 1.6)]),
+            score: Some(-0.5),
             seconds: 0.1,
         });
         let all = [train(1), train(2), eval, train(3)];

@@ -323,11 +323,13 @@ impl Trainer {
                     let batch = batches.max_by_key(|batch| batch.tokens.len()).expect("a split has data");
                     return Err(self.bad(step, what, &[], batch, watch)?);
                 }
-                if name == VALIDATION {
+                let score = (name == VALIDATION).then(|| self.task.score(&total));
+                if score.is_some() {
                     validation = total;
                 }
                 let (about, seconds) = (self.task.about(&total), begin.elapsed().as_secs_f64());
-                self.write(Record::Eval(EvalRecord { step, split: name, total, groups, about, seconds }), watch)?;
+                let record = EvalRecord { step, split: name, total, groups, about, score, seconds };
+                self.write(Record::Eval(record), watch)?;
             }
         }
         Ok(validation)
