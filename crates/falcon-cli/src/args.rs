@@ -17,12 +17,21 @@ use crate::train::TrainArgs;
 
 /// Fast-weight attention: rules, layers and models whose memory learns while it reads.
 #[derive(Debug, Parser)]
-#[command(name = "falcon", version)]
+#[command(name = "falcon", version, after_help = BEGIN)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
+
+const BEGIN: &str = "\
+TO BEGIN WITH
+
+  falcon reproduce addition                              the paper's first table, in minutes
+  falcon train --task text --set task.train=book.txt     a model of a text of yours
+  falcon generate runs/text-falcon-3a.3 \"Once upon\"     what it says
+
+  falcon COMMAND --help has all options of a command, with examples.";
 
 /// What to do.
 #[derive(Debug, Subcommand)]

@@ -154,6 +154,9 @@ fn examples_of_help_are_understood() {
     collect(&Cli::command(), &mut lines);
     assert!(lines.len() > 20, "{} examples", lines.len());
     for line in lines {
+        if line.starts_with("falcon COMMAND") {
+            continue;
+        }
         // What is between quotes is one word; what follows many spaces or `>` says something of the command.
         let command = line.split("   ").next().unwrap().split(" > ").next().unwrap();
         let words = command.split('"').enumerate().flat_map(|(i, part)| match i % 2 {
