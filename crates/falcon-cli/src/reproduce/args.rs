@@ -143,7 +143,7 @@ SCALES
 
   quick   4 models learn sums of 1 to 4 digits, measured to 6
   small   13 models, 1 to 6 digits, measured to 9
-  paper   4 models, 1 to 32 digits, measured to 48: an hour a model, and not enough
+  paper   4 models, 1 to 32 digits, measured to 48: an hour a model, and enough for one
 
 WHAT COMES OUT
 

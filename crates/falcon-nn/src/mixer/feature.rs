@@ -70,3 +70,30 @@ impl Feature {
         (q, k, v)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    /// `ELU + 1` of what is far from zero: positive, and with a gradient that is a number.
+    #[test]
+    fn a_positive_feature_stays_so() {
+        let config = MixerConfig::preset("linear-attention", 4, 1).unwrap();
+        let device = Device::flex().autodiff();
+        let feature = Feature::new(&config, Engine::of(&device));
+        let k = Tensor::<3>::from_data([[[-30.0, -1.0, 0.5, 200.0]]], &device).require_grad();
+        let q = Tensor::<3>::zeros([1, 1, 4], &device);
+        let (_, mapped, _) = feature.forward(q.clone(), k.clone(), q, None);
+        let grads = mapped.clone().sum().backward();
+        let numbers = |x: Tensor<3>| -> Vec<f32> { x.into_data().try_into_vec().unwrap() };
+        let expected = [(-30.0f32).exp(), (-1.0f32).exp(), 1.5, 201.0];
+        let close = |got: Vec<f32>, expected: [f32; 4]| {
+            got.iter().zip(expected).all(|(got, expected)| (got / expected - 1.0).abs() < 1e-6)
+        };
+        assert!(close(numbers(mapped.clone()), expected), "{mapped}");
+        let grad = k.grad(&grads).unwrap();
+        assert!(close(numbers(grad.clone()), [(-30.0f32).exp(), (-1.0f32).exp(), 1.0, 1.0]), "{grad}");
+    }
+}
