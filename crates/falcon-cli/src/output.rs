@@ -6,7 +6,7 @@ use std::path::Path;
 use falcon_nn::aside_file;
 
 /// The folder of a file.
-pub(crate) fn folder(file: &Path) -> &Path {
+fn folder(file: &Path) -> &Path {
     file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
@@ -14,7 +14,7 @@ pub(crate) fn folder(file: &Path) -> &Path {
 pub(crate) fn check(file: &Path) -> io::Result<()> {
     let wrong = |what: String| Err(io::Error::other(what));
     // Replacing a device such as /dev/null by a file would surprise; so would replacing a folder.
-    if file.metadata().is_ok_and(|found| !found.is_file()) {
+    if file.file_name().is_none() || file.metadata().is_ok_and(|found| !found.is_file()) {
         return wrong("not a file that can be replaced: give another name".into());
     }
     let folder = folder(file);

@@ -219,18 +219,6 @@ pub enum ScanError {
         /// What the pool said.
         reason: String,
     },
-    /// The output path cannot be a file.
-    #[error("the output {} is a directory or a device: name a file", path.display())]
-    OutputNotFile {
-        /// The output path.
-        path: PathBuf,
-    },
-    /// The output's directory does not exist.
-    #[error("the directory {} of the output does not exist: create it first", path.display())]
-    OutputDirectory {
-        /// The directory.
-        path: PathBuf,
-    },
     /// The output cannot be written.
     #[error("cannot write {}: {source}", path.display())]
     Write {
@@ -244,8 +232,7 @@ pub enum ScanError {
 impl ScanError {
     /// Whether the message says which file it is about; the others are about the contents of the input.
     pub fn names_a_path(&self) -> bool {
-        use ScanError::{OutputDirectory, OutputNotFile, Read, Write};
-        matches!(self, Read { .. } | OutputNotFile { .. } | OutputDirectory { .. } | Write { .. })
+        matches!(self, Self::Read { .. } | Self::Write { .. })
     }
 }
 

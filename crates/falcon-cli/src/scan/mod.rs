@@ -4,24 +4,25 @@ mod error;
 mod file;
 mod meta;
 mod number;
-mod output;
 mod plan;
 mod rules;
 mod solvers;
+mod tensors;
 mod variant;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use falcon_kernels::Form;
+use falcon_nn::write_file;
 use serde::Serialize;
 
 pub use error::ScanError;
 pub use file::Case;
-pub use output::{Data, Tensor, Tensors};
+pub use tensors::{Data, Tensor, Tensors};
 
+use crate::output;
 use number::Number;
-use output::Destination;
 use plan::Plan;
 use variant::Model;
 
@@ -155,11 +156,12 @@ pub struct Report {
 
 /// Runs the file `input` and writes the results to `output`, which may be the same path. On error nothing is written.
 pub fn run_file(input: &Path, output: &Path, options: &Options) -> Result<Report, ScanError> {
-    let destination = Destination::new(output)?;
+    let failed = |source| ScanError::Write { path: output.into(), source };
+    output::check(output).map_err(failed)?;
     let bytes = std::fs::read(input).map_err(|source| ScanError::Read { path: input.into(), source })?;
     let start = Instant::now();
     let Outcome { tensors, meta, summary } = run(&bytes, options)?;
     let seconds = start.elapsed().as_secs_f64();
-    destination.write(&tensors.to_bytes(&meta)?)?;
+    write_file(output, &tensors.to_bytes(&meta)?).map_err(failed)?;
     Ok(Report { summary, seconds, output: output.into() })
 }

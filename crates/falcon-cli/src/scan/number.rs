@@ -2,7 +2,7 @@
 
 use falcon_kernels::Real;
 
-use super::output::Data;
+use super::tensors::Data;
 
 /// A number a scan can compute with.
 pub(super) trait Number: Real {

@@ -7,8 +7,8 @@ use super::Options;
 use super::error::ScanError;
 use super::file::Case;
 use super::number::Number;
-use super::output::Tensors;
 use super::plan::Plan;
+use super::tensors::Tensors;
 
 /// The tensors of a call, read.
 struct Tokens<F> {

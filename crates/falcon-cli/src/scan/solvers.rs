@@ -8,9 +8,9 @@ use rayon::prelude::*;
 use super::error::ScanError;
 use super::file::Case;
 use super::number::Number;
-use super::output::Tensors;
 use super::plan::Plan;
 use super::rules::grad_name;
+use super::tensors::Tensors;
 
 /// A tensor `[tokens, heads, width]` of which one head of one sequence can be taken out and put back.
 struct Rows<F> {

@@ -1,10 +1,8 @@
-//! Results: named tensors, and a file that is either whole or not there.
+//! Results: named tensors.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
 
-use falcon_nn::{aside_file, write_file};
 use safetensors::{Dtype, SafeTensorError, View};
 
 use super::error::ScanError;
@@ -108,42 +106,5 @@ impl View for &Tensor {
             Data::F64(values) => size_of_val(&values[..]),
             Data::I64(values) => size_of_val(&values[..]),
         }
-    }
-}
-
-/// Where results will go: checked before the work is done, written whole after it.
-pub(super) struct Destination {
-    path: PathBuf,
-    directory: PathBuf,
-}
-
-impl Destination {
-    /// Refuses paths that cannot be written.
-    pub fn new(path: &Path) -> Result<Self, ScanError> {
-        // Replacing a device such as /dev/null by a file would surprise; so would replacing a directory.
-        if path.metadata().is_ok_and(|found| !found.is_file()) {
-            return Err(ScanError::OutputNotFile { path: path.into() });
-        }
-        let directory = match path.parent() {
-            Some(parent) if parent.as_os_str().is_empty() => Path::new(".").to_path_buf(),
-            Some(parent) => parent.to_path_buf(),
-            None => return Err(ScanError::OutputNotFile { path: path.into() }),
-        };
-        if !directory.is_dir() {
-            return Err(ScanError::OutputDirectory { path: directory });
-        }
-        let destination = Self { path: path.into(), directory };
-        // Found out now rather than after an hour of work. The file vanishes again at once.
-        aside_file(&destination.directory).map_err(|source| destination.failed(source))?;
-        Ok(destination)
-    }
-
-    /// Writes a temporary file beside the output, makes sure it is on disk, and renames it.
-    pub fn write(&self, bytes: &[u8]) -> Result<(), ScanError> {
-        write_file(&self.path, bytes).map_err(|source| self.failed(source))
-    }
-
-    fn failed(&self, source: std::io::Error) -> ScanError {
-        ScanError::Write { path: self.path.clone(), source }
     }
 }
