@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::call::{check, check_out, forward_checked, heads, heads_a_task};
+use crate::call::{check, check_out, heads, heads_a_task};
 use crate::coefficients::{Coefficients, Purpose};
 use crate::error::Error;
 use crate::form::Form;
@@ -76,7 +76,7 @@ pub fn record<F: Real>(
     let segments: usize = inputs.offsets.windows(2).map(|w| form.segments(rule, w[1] - w[0]).len()).sum();
     let size = sizes.dim_k * rule.state_columns(sizes.dim_v);
     let mut memories = vec![F::zero(); segments * sizes.heads * size];
-    forward_checked(rule, form, inputs, &sizes, state, out, &mut memories);
+    F::forward(rule, form, inputs, &sizes, state, out, &mut memories);
     Ok(Tape { rule: *rule, form, offsets: inputs.offsets.to_vec(), state: incoming, memories })
 }
 
@@ -99,89 +99,7 @@ impl<F: Real> Tape<F> {
         grad_out: &[F],
         grad_state: Option<&State<F>>,
     ) -> Result<Grads<F>, Error> {
-        let Self { rule, form, state, .. } = self;
-        let sizes = check(rule, *form, inputs, state)?;
-        if inputs.offsets != self.offsets {
-            return Err(Error::OtherTape { recorded: self.offsets.clone(), got: inputs.offsets.to_vec() });
-        }
-        check_out("grad_out", grad_out, &sizes)?;
-        check_grad_state(rule, &sizes, grad_state)?;
-        let gain_width = inputs.gain.map_or(0, |gain| gain.shape()[2]);
-        let decay_width = inputs.decay.map_or(0, |decay| decay.shape()[2]);
-        let zeros = |heads: usize, width: usize| vec![F::zero(); sizes.tokens * heads * width];
-        let mut grads = Grads {
-            q: zeros(sizes.key_heads, sizes.dim_k),
-            k: zeros(sizes.key_heads, sizes.dim_k),
-            v: zeros(sizes.heads, sizes.dim_v),
-            gain: zeros(sizes.heads, gain_width),
-            decay: zeros(sizes.heads, decay_width),
-            state: state.zeros_like(),
-        };
-        if let Some(grad_state) = grad_state {
-            grads.state.memory.copy_from_slice(&grad_state.memory);
-            pass_through(rule, inputs, &sizes, state, grad_state, &mut grads);
-        }
-        let share = |data, heads, width| SharedHeads::new(data, inputs.offsets, heads, width);
-        let q = share(&mut grads.q[..], sizes.key_heads, sizes.dim_k);
-        let k = share(&mut grads.k[..], sizes.key_heads, sizes.dim_k);
-        let v = share(&mut grads.v[..], sizes.heads, sizes.dim_v);
-        let gain = share(&mut grads.gain[..], sizes.heads, gain_width);
-        let decay = share(&mut grads.decay[..], sizes.heads, decay_width);
-        let size = sizes.dim_k * rule.state_columns(sizes.dim_v);
-        let saved = self.saved(inputs, &sizes);
-        let heads = heads(rule, inputs, state, sizes);
-        let mut runs: Vec<_> = heads
-            .chunks(sizes.group())
-            .zip(saved.chunks(sizes.group()))
-            .zip(grads.state.memory.chunks_exact_mut(sizes.group() * size))
-            .map(|((heads, saved), memories)| {
-                let (sequence, key_head) = (heads[0].sequence, heads[0].key_head());
-                let heads = heads.iter().zip(saved).zip(memories.chunks_exact_mut(size));
-                let heads = heads.map(|((head, saved), memory)| HeadGrad {
-                    head,
-                    saved,
-                    v: v.claim(sequence, head.head),
-                    gain: gain.claim(sequence, head.head),
-                    decay: decay.claim(sequence, head.head),
-                    memory,
-                    tail_v: vec![F::zero(); rule.tail_capacity() * sizes.dim_v],
-                });
-                KeyGrad {
-                    q: q.claim(sequence, key_head),
-                    k: k.claim(sequence, key_head),
-                    last_key: vec![F::zero(); sizes.dim_k],
-                    tail_x: vec![F::zero(); rule.tail_capacity() * sizes.dim_k],
-                    heads: heads.collect(),
-                }
-            })
-            .collect();
-        // The heads of a group share the gradients of their key, so a group is never divided.
-        let share = heads_a_task(sizes.sequences, sizes.key_heads);
-        runs.chunks_mut(sizes.key_heads)
-            .flat_map(|sequence| sequence.chunks_mut(share))
-            .collect::<Vec<_>>()
-            .into_par_iter()
-            .for_each(|groups| run(*form, grad_out, groups));
-        let incoming: Vec<_> = runs
-            .into_iter()
-            .map(|group| {
-                let tails: Vec<_> = group.heads.into_iter().map(|head| head.tail_v).collect();
-                (group.last_key, group.tail_x, tails)
-            })
-            .collect();
-        for ((last_key, tail_x, tails), heads) in incoming.into_iter().zip(heads.chunks(sizes.group())) {
-            let (sequence, key_head) = (heads[0].sequence, heads[0].key_head());
-            add(grads.state.last_key_of_mut(sequence, key_head), &last_key);
-            for slot in 0..rule.tail_capacity() {
-                let x = &tail_x[row(slot, sizes.dim_k)];
-                add(grads.state.tail_x_of_mut(sequence, slot, key_head), x);
-                for (head, tail_v) in heads.iter().zip(&tails) {
-                    let v = &tail_v[row(slot, sizes.dim_v)];
-                    add(grads.state.tail_v_of_mut(sequence, slot, head.head), v);
-                }
-            }
-        }
-        Ok(grads)
+        F::backward(self, inputs, grad_out, grad_state)
     }
 
     /// The saved memories of each head of each sequence.
@@ -198,6 +116,98 @@ impl<F: Real> Tape<F> {
             })
             .collect()
     }
+}
+
+/// [`Tape::backward`], compiled once for each number.
+pub(crate) fn backward_of<F: Real>(
+    tape: &Tape<F>,
+    inputs: &Inputs<'_, F>,
+    grad_out: &[F],
+    grad_state: Option<&State<F>>,
+) -> Result<Grads<F>, Error> {
+    let Tape { rule, form, state, .. } = tape;
+    let sizes = check(rule, *form, inputs, state)?;
+    if inputs.offsets != tape.offsets {
+        return Err(Error::OtherTape { recorded: tape.offsets.clone(), got: inputs.offsets.to_vec() });
+    }
+    check_out("grad_out", grad_out, &sizes)?;
+    check_grad_state(rule, &sizes, grad_state)?;
+    let gain_width = inputs.gain.map_or(0, |gain| gain.shape()[2]);
+    let decay_width = inputs.decay.map_or(0, |decay| decay.shape()[2]);
+    let zeros = |heads: usize, width: usize| vec![F::zero(); sizes.tokens * heads * width];
+    let mut grads = Grads {
+        q: zeros(sizes.key_heads, sizes.dim_k),
+        k: zeros(sizes.key_heads, sizes.dim_k),
+        v: zeros(sizes.heads, sizes.dim_v),
+        gain: zeros(sizes.heads, gain_width),
+        decay: zeros(sizes.heads, decay_width),
+        state: state.zeros_like(),
+    };
+    if let Some(grad_state) = grad_state {
+        grads.state.memory.copy_from_slice(&grad_state.memory);
+        pass_through(rule, inputs, &sizes, state, grad_state, &mut grads);
+    }
+    let share = |data, heads, width| SharedHeads::new(data, inputs.offsets, heads, width);
+    let q = share(&mut grads.q[..], sizes.key_heads, sizes.dim_k);
+    let k = share(&mut grads.k[..], sizes.key_heads, sizes.dim_k);
+    let v = share(&mut grads.v[..], sizes.heads, sizes.dim_v);
+    let gain = share(&mut grads.gain[..], sizes.heads, gain_width);
+    let decay = share(&mut grads.decay[..], sizes.heads, decay_width);
+    let size = sizes.dim_k * rule.state_columns(sizes.dim_v);
+    let saved = tape.saved(inputs, &sizes);
+    let heads = heads(rule, inputs, state, sizes);
+    let mut runs: Vec<_> = heads
+        .chunks(sizes.group())
+        .zip(saved.chunks(sizes.group()))
+        .zip(grads.state.memory.chunks_exact_mut(sizes.group() * size))
+        .map(|((heads, saved), memories)| {
+            let (sequence, key_head) = (heads[0].sequence, heads[0].key_head());
+            let heads = heads.iter().zip(saved).zip(memories.chunks_exact_mut(size));
+            let heads = heads.map(|((head, saved), memory)| HeadGrad {
+                head,
+                saved,
+                v: v.claim(sequence, head.head),
+                gain: gain.claim(sequence, head.head),
+                decay: decay.claim(sequence, head.head),
+                memory,
+                tail_v: vec![F::zero(); rule.tail_capacity() * sizes.dim_v],
+            });
+            KeyGrad {
+                q: q.claim(sequence, key_head),
+                k: k.claim(sequence, key_head),
+                last_key: vec![F::zero(); sizes.dim_k],
+                tail_x: vec![F::zero(); rule.tail_capacity() * sizes.dim_k],
+                heads: heads.collect(),
+            }
+        })
+        .collect();
+    // The heads of a group share the gradients of their key, so a group is never divided.
+    let share = heads_a_task(sizes.sequences, sizes.key_heads);
+    runs.chunks_mut(sizes.key_heads)
+        .flat_map(|sequence| sequence.chunks_mut(share))
+        .collect::<Vec<_>>()
+        .into_par_iter()
+        .for_each(|groups| run(*form, grad_out, groups));
+    let incoming: Vec<_> = runs
+        .into_iter()
+        .map(|group| {
+            let tails: Vec<_> = group.heads.into_iter().map(|head| head.tail_v).collect();
+            (group.last_key, group.tail_x, tails)
+        })
+        .collect();
+    for ((last_key, tail_x, tails), heads) in incoming.into_iter().zip(heads.chunks(sizes.group())) {
+        let (sequence, key_head) = (heads[0].sequence, heads[0].key_head());
+        add(grads.state.last_key_of_mut(sequence, key_head), &last_key);
+        for slot in 0..rule.tail_capacity() {
+            let x = &tail_x[row(slot, sizes.dim_k)];
+            add(grads.state.tail_x_of_mut(sequence, slot, key_head), x);
+            for (head, tail_v) in heads.iter().zip(&tails) {
+                let v = &tail_v[row(slot, sizes.dim_v)];
+                add(grads.state.tail_v_of_mut(sequence, slot, head.head), v);
+            }
+        }
+    }
+    Ok(grads)
 }
 
 /// A key head on its way back through a sequence, with the value heads that share it.

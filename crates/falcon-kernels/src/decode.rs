@@ -61,19 +61,28 @@ impl<F: Real> Decoder<F> {
     /// One token of each sequence: `inputs` has as many tokens as sequences, `out` is `[sequences, heads, dim_v]`.
     /// The result is that of [`crate::forward`] on the same inputs.
     pub fn step(&mut self, inputs: &Inputs<'_, F>, out: &mut [F]) -> Result<(), Error> {
-        let sizes = check(&self.rule, Form::Recurrent, inputs, &self.state)?;
-        check_out("out", out, &sizes)?;
-        if let Some(sequence) = (0..sizes.sequences).find(|i| inputs.offsets[i + 1] != i + 1) {
-            let got = inputs.offsets[sequence + 1] - inputs.offsets[sequence];
-            return Err(Error::OneToken { sequence, got });
-        }
-        self.segment.dim_k = sizes.dim_k;
-        self.segment.values = sizes.dim_v;
-        self.segment.columns = self.rule.state_columns(sizes.dim_v);
-        dispatch(Step { decoder: self, inputs, sizes, out });
-        advance(&self.rule, inputs, &sizes, &mut self.state);
-        Ok(())
+        F::step(self, inputs, out)
     }
+}
+
+/// [`Decoder::step`], compiled once for each number.
+pub(crate) fn step_of<F: Real>(
+    decoder: &mut Decoder<F>,
+    inputs: &Inputs<'_, F>,
+    out: &mut [F],
+) -> Result<(), Error> {
+    let sizes = check(&decoder.rule, Form::Recurrent, inputs, &decoder.state)?;
+    check_out("out", out, &sizes)?;
+    if let Some(sequence) = (0..sizes.sequences).find(|i| inputs.offsets[i + 1] != i + 1) {
+        let got = inputs.offsets[sequence + 1] - inputs.offsets[sequence];
+        return Err(Error::OneToken { sequence, got });
+    }
+    decoder.segment.dim_k = sizes.dim_k;
+    decoder.segment.values = sizes.dim_v;
+    decoder.segment.columns = decoder.rule.state_columns(sizes.dim_v);
+    dispatch(Step { decoder, inputs, sizes, out });
+    advance(&decoder.rule, inputs, &sizes, &mut decoder.state);
+    Ok(())
 }
 
 /// One step of every head.

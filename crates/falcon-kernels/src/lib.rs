@@ -117,6 +117,7 @@ mod backward;
 mod call;
 mod chunked;
 mod coefficients;
+mod compiled;
 mod decode;
 mod eigen;
 mod error;

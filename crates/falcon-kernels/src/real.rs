@@ -5,10 +5,10 @@ use std::iter::Sum;
 
 use num_traits::{Float, NumAssign};
 
+use crate::compiled::Compiled;
+
 /// A floating-point number the kernels are instantiated with. Sealed: `f32` and `f64`.
-pub trait Real:
-    Float + NumAssign + Sum + Default + Debug + Display + Send + Sync + sealed::Sealed + 'static
-{
+pub trait Real: Float + NumAssign + Sum + Default + Debug + Display + Send + Sync + Compiled + 'static {
     /// The nearest value of this type.
     fn of(value: f64) -> Self;
     /// This value as `f64`, exactly.
@@ -31,12 +31,6 @@ impl Real for f64 {
     fn wide(self) -> f64 {
         self
     }
-}
-
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for f64 {}
 }
 
 // The loops below are inlined wherever they are used, so that inside `simd::dispatch` they are compiled for the
