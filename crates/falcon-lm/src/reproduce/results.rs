@@ -22,6 +22,11 @@ pub trait Results: Serialize + DeserializeOwned {
     /// The tables, in Markdown.
     fn table(&self) -> String;
 
+    /// What of them is put into a page.
+    fn summary(&self) -> String {
+        self.table()
+    }
+
     /// Files beside [`RESULTS_FILE`], by name.
     fn files(&self) -> Vec<(&'static str, String)>;
 
@@ -43,12 +48,12 @@ pub trait Results: Serialize + DeserializeOwned {
         Ok(())
     }
 
-    /// A Markdown page with the tables in their place.
+    /// A Markdown page with the summary in its place.
     fn put_into(&self, page: &str) -> Result<String, RecordError> {
         let begin = self.marker() + "\n";
         let place = page.split_once(&begin).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
         let (before, after) = place.ok_or_else(|| RecordError::NoPlace { begin: self.marker(), end: END })?;
-        Ok(format!("{before}{begin}{}{END}{after}", self.table()))
+        Ok(format!("{before}{begin}{}{END}{after}", self.summary()))
     }
 }
 
