@@ -1,10 +1,11 @@
 //! A sign of life for long runs.
 
+use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::train::asked_to_stop;
 
@@ -37,9 +38,10 @@ pub fn with_spinner<T>(message: &str, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// A bar that hides itself where stderr is no terminal.
+/// A bar that hides itself where stderr is no terminal, below those there are.
 pub(crate) fn bar(length: Option<u64>) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(length, ProgressDrawTarget::stderr());
+    static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
+    let bar = BARS.add(ProgressBar::with_draw_target(length, ProgressDrawTarget::hidden()));
     if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len}  {msg}  {eta} left") {
         bar.set_style(style);
     }

@@ -59,6 +59,21 @@ fn rows_are_run_once_and_recorded() {
 }
 
 #[test]
+fn rows_side_by_side_are_what_they_are_one_by_one() {
+    let results = ["1", "3"].map(|jobs| {
+        let folder = TempDir::new().unwrap();
+        let args = ["--models", "falcon-1a.3,retnet", "--seeds", "2", "--threads", "3", "--jobs", jobs];
+        printed(&addition(&args, folder.path()));
+        let mut rows = AdditionRecord::read(folder.path()).unwrap().rows;
+        let threads = rows.iter_mut().map(|row| std::mem::take(&mut row.threads)).collect::<Vec<_>>();
+        assert_eq!(threads, [3 / jobs.parse::<usize>().unwrap(); 4]);
+        rows.iter_mut().for_each(|row| row.seconds = 0.0);
+        rows
+    });
+    assert_eq!(results[0], results[1]);
+}
+
+#[test]
 fn wrong_rows_are_refused_before_anything_is_trained() {
     let folder = TempDir::new().unwrap();
     let output = folder.path().join("out");
@@ -100,6 +115,10 @@ fn recorded_results_are_what_is_shown() {
         let command = format!("falcon reproduce addition --from results/addition/{scale} --into README.md");
         assert_eq!(record.put_into(&readme).unwrap(), readme, "{command}");
     }
+    check_recorded::<LanguageRecord>("lm");
+    let record = LanguageRecord::read(&root.join("results/lm/small")).unwrap();
+    let command = "falcon reproduce lm --from results/lm/small --into README.md";
+    assert_eq!(record.put_into(&readme).unwrap(), readme, "{command}");
 }
 
 fn lm(args: &[&str], folder: &Path) -> Output {

@@ -6,6 +6,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
 
 use super::cases::{Preset, preset};
+use crate::train::all_cores;
 
 /// Arguments of `falcon bench`.
 #[derive(Debug, Args)]
@@ -179,11 +180,6 @@ pub struct KernelsArgs {
     /// Answer timing requests, a line of JSON each, until stdin ends: how other programs interleave with this one.
     #[arg(long, hide = true)]
     pub serve: bool,
-}
-
-/// As many threads as there are cores.
-pub(super) fn all_cores() -> usize {
-    std::thread::available_parallelism().map_or(1, Into::into)
 }
 
 /// A number from 1 to `most`.

@@ -14,12 +14,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::Table;
-use super::args::{GenerateBenchArgs, all_cores};
+use super::args::GenerateBenchArgs;
 use super::error::BenchError;
 use super::table::Text;
 use crate::output;
 use crate::progress::{bar, with_spinner};
-use crate::train::use_threads;
+use crate::train::{all_cores, use_threads};
 
 /// Tokens of GPT-2.
 const VOCABULARY: usize = 50_257;

@@ -32,7 +32,7 @@ pub(super) fn run(args: &AdditionArgs) -> Result<Outcome, ReproduceError> {
         return Err(ReproduceError::NoTiming);
     }
     let plan = plan(rows, &args.rows, scale, &output, |row, seed, more| config(scale, row, seed, more))?;
-    let done = run_all(&plan, |planned, show| {
+    let done = run_all(&plan, &args.rows, |planned, show| {
         run_row(&planned.row, &planned.config, scale.samples, &planned.folder, show)
     })?;
     let first = &plan[0].config;

@@ -52,8 +52,12 @@ pub struct RowsArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
 
+    /// Runs side by side, which share the threads; if not given, one a thread, and of models of more than 10 million parameters one.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub jobs: Option<u16>,
+
     /// Only make the tables and pictures again from the results.json in this folder, and print the tables.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["scale", "models", "seeds", "steps", "set", "output", "threads"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["scale", "models", "seeds", "steps", "set", "output", "threads", "jobs"])]
     pub from: Option<PathBuf>,
 
     /// With --from: put the tables into this Markdown file too, between the lines `<!-- EXPERIMENT SCALE -->` and `<!-- end -->`.

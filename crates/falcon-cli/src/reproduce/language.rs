@@ -59,7 +59,7 @@ pub(super) fn run(args: &LanguageArgs) -> Result<Outcome, ReproduceError> {
         Some(_) => plan,
         None => plan_with(&learn(&path(&args.train), &output)?)?,
     };
-    let done = run_all(&plan, |planned, show| {
+    let done = run_all(&plan, &args.rows, |planned, show| {
         let name = format!("{} seed {}", planned.row.name, planned.seed);
         let Planned { row, config, folder, .. } = planned;
         run_row(row, config, &exam, folder, show, &mut measuring(&name, SAVING))

@@ -6,6 +6,8 @@ mod language;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::ValueEnum;
 use falcon_lm::config::{Layer, RunConfig, RunConfigError};
@@ -13,14 +15,15 @@ use falcon_lm::data::{CacheError, SourceError, TokenizerError};
 use falcon_lm::evaluate::BenchmarkError;
 use falcon_lm::report::{RunRecord, page};
 use falcon_lm::reproduce::{RESULTS_FILE, RecordError, Results, Row, RowError, Scale};
-use falcon_lm::train::Outcome;
+use falcon_lm::train::{Outcome, Watch};
 use falcon_nn::write_file;
+use rayon::{ThreadPoolBuildError, ThreadPoolBuilder};
 use thiserror::Error;
 
 pub use args::{Ablation, AdditionArgs, LanguageArgs, ReproduceArgs, ReproduceCommand, RowsArgs, ScaleArg};
 
 use crate::output;
-use crate::train::{SAVING, Show, asked_to_stop};
+use crate::train::{SAVING, Show, all_cores, asked_to_stop};
 
 /// Why an experiment has no result.
 #[derive(Debug, Error)]
@@ -89,6 +92,9 @@ pub enum ReproduceError {
         /// What the system said.
         error: io::Error,
     },
+    /// Threads could not be started.
+    #[error("cannot start threads: {0}; use a smaller --threads")]
+    Threads(#[source] ThreadPoolBuildError),
     /// What was to be printed could not be.
     #[error("stdout: {0}")]
     Output(#[from] io::Error),
@@ -177,33 +183,71 @@ struct Done<T> {
     failed: Option<ReproduceError>,
 }
 
-/// Runs one after the other. One that fails does not keep the others from being run.
-fn run_all<T>(
+/// A model with more numbers than this keeps all cores busy by itself, and is the less welcome twice in memory.
+const LARGE: usize = 10_000_000;
+
+/// How many runs go side by side, and the threads of each: a small model gains more from a core of its own than from all of them.
+fn side_by_side(plan: &[Planned], args: &RowsArgs) -> (usize, usize) {
+    let threads = args.threads.map_or_else(all_cores, Into::into);
+    let large = plan.iter().any(|planned| planned.config.model.parameter_count() > LARGE);
+    let jobs = args.jobs.map_or(if large { 1 } else { threads }, Into::into).min(plan.len()).max(1);
+    (jobs, (threads / jobs).max(1))
+}
+
+/// Runs all. One that fails does not keep the others from being run.
+fn run_all<T: Send>(
     plan: &[Planned],
-    run: impl Fn(&Planned, &mut Show) -> Result<Option<T>, RowError>,
+    args: &RowsArgs,
+    run: impl Fn(&Planned, &mut Show) -> Result<Option<T>, RowError> + Sync,
 ) -> Result<Done<T>, ReproduceError> {
-    let mut done = Done { rows: Vec::new(), outcome: Outcome::Finished, failed: None };
-    for (index, planned) in plan.iter().enumerate() {
-        let Planned { row: Row { name, .. }, seed, config, .. } = planned;
-        let about = format!("{}/{} {name} seed {seed}", index + 1, plan.len());
-        let mut show = Show::new(config, asked_to_stop(SAVING)).about(about);
-        let result = run(planned, &mut show);
-        show.clear();
-        match result {
-            Ok(Some(row)) => done.rows.push(row),
-            Ok(None) => {
-                writeln!(io::stderr(), "interrupted and saved: the same command goes on")?;
-                done.outcome = Outcome::Interrupted;
+    let (jobs, threads) = side_by_side(plan, args);
+    let pools = (0..jobs).map(|_| ThreadPoolBuilder::new().num_threads(threads).build());
+    let pools = pools.collect::<Result<Vec<_>, _>>().map_err(ReproduceError::Threads)?;
+    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::SeqCst);
+            let Some(planned) = plan.get(index) else { break };
+            let Planned { row: Row { name, .. }, seed, config, .. } = planned;
+            let about = format!("{}/{} {name} seed {seed}", index + 1, plan.len());
+            let mut show = Show::new(config, asked_to_stop(SAVING)).about(about);
+            let result = run(planned, &mut show);
+            show.clear();
+            let result = result.map_err(|error| ReproduceError::Row {
+                name: name.clone(),
+                seed: *seed,
+                error: error.into(),
+            });
+            if let Err(error) = &result
+                && plan.len() > 1
+            {
+                show.warn(&format!("{error}; going on with the others"));
+            }
+            // Whoever is asked to stop is asked with all the others.
+            let stopped = matches!(result, Ok(None));
+            results.lock().expect("nobody panics with it").push((index, result));
+            if stopped {
                 break;
             }
-            Err(error) => {
-                let error = ReproduceError::Row { name: name.clone(), seed: *seed, error: Box::new(error) };
-                if index + 1 < plan.len() {
-                    writeln!(io::stderr(), "{error}; going on with the others")?;
-                }
-                done.failed.get_or_insert(error);
-            }
         }
+    };
+    std::thread::scope(|scope| {
+        for pool in &pools {
+            scope.spawn(|| pool.install(work));
+        }
+    });
+    let mut results = results.into_inner().expect("nobody panicked");
+    results.sort_by_key(|(index, _)| *index);
+    let mut done = Done { rows: Vec::new(), outcome: Outcome::Finished, failed: None };
+    for (_, result) in results {
+        match result {
+            Ok(Some(row)) => done.rows.push(row),
+            Ok(None) => done.outcome = Outcome::Interrupted,
+            Err(error) => _ = done.failed.get_or_insert(error),
+        }
+    }
+    if done.outcome == Outcome::Interrupted {
+        writeln!(io::stderr(), "interrupted and saved: the same command goes on")?;
     }
     Ok(done)
 }
@@ -257,7 +301,7 @@ fn quoted(word: &str) -> String {
 
 /// The processor, as the system calls it, and how many.
 fn machine() -> String {
-    let cores = std::thread::available_parallelism().map_or(1, Into::<usize>::into);
+    let cores = all_cores();
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name =
         text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ").map(|(_, name)| name));

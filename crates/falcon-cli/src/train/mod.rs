@@ -82,6 +82,11 @@ fn default_folder(config: &RunConfig) -> PathBuf {
 /// What is done when a run is asked to stop.
 pub(crate) const SAVING: &str = "saving after this step";
 
+/// As many threads as there are cores.
+pub(crate) fn all_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, Into::into)
+}
+
 /// Computes with so many threads from now on, or with all cores.
 pub(crate) fn use_threads(threads: Option<u16>) {
     if let Some(threads) = threads {

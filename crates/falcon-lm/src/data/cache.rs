@@ -105,14 +105,19 @@ impl Tokens {
             .chain([tokenizer.fingerprint().as_bytes()])
             .fold(Sha256::new(), |hash, part| hash.chain_update(part).chain_update([0]));
         let path = folder.join(format!("{}.tokens", hex(&name.finalize()[..12])));
-        if let Ok(known) = Self::read(&path, tokenizer)
-            && known.header.source == stamps
-        {
+        let known = || Self::read(&path, tokenizer).ok().filter(|known| known.header.source == stamps);
+        if let Some(known) = known() {
             return Ok(known);
         }
         let io = |error| CacheError::Io { path: path.clone(), error };
         fs::create_dir_all(folder).map_err(io)?;
-        make(source, stamps, tokenizer, &path, progress)?;
+        // Runs that begin side by side want the same tokens: one makes them, the others wait.
+        let lock = File::create(path.with_extension("lock")).map_err(io)?;
+        lock.lock().map_err(io)?;
+        if let Some(known) = known() {
+            return Ok(known);
+        }
+        make(source, stamps.clone(), tokenizer, &path, progress)?;
         Self::read(&path, tokenizer).map_err(io)
     }
 
