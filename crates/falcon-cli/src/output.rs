@@ -15,7 +15,7 @@ pub(crate) fn check(file: &Path) -> io::Result<()> {
     let wrong = |what: String| Err(io::Error::other(what));
     // Replacing a device such as /dev/null by a file would surprise; so would replacing a folder.
     if file.file_name().is_none() || file.metadata().is_ok_and(|found| !found.is_file()) {
-        return wrong("not a file that can be replaced: give another name".into());
+        return wrong("a folder or a device, not a file that can be replaced: give another name".into());
     }
     let folder = folder(file);
     if !folder.is_dir() {

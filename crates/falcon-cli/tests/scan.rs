@@ -311,8 +311,8 @@ fn bad_paths_are_refused() {
             assert!(said.contains(word), "{said:?} lacks {word:?}");
         }
     };
-    attempt(&input, folder.path(), &["directory", "name a file"]);
-    attempt(&input, &folder.path().join("missing/out"), &["missing", "does not exist"]);
+    attempt(&input, folder.path(), &["a folder", "give another name"]);
+    attempt(&input, &folder.path().join("missing/out"), &["there is no folder", "missing: make it first"]);
     attempt(&folder.path().join("absent"), &folder.path().join("out"), &["cannot read", "absent"]);
     attempt(folder.path(), &folder.path().join("out"), &["cannot read"]);
     assert!(names(folder.path()).is_empty());
