@@ -104,7 +104,8 @@ impl Tokens {
         let name = paths
             .chain([tokenizer.fingerprint().as_bytes()])
             .fold(Sha256::new(), |hash, part| hash.chain_update(part).chain_update([0]));
-        let path = folder.join(format!("{}.tokens", hex(&name.finalize()[..12])));
+        let name = hex(&name.finalize()[..12]);
+        let path = folder.join(format!("{name}.tokens"));
         let known = || Self::read(&path, tokenizer).ok().filter(|known| known.header.source == stamps);
         if let Some(known) = known() {
             return Ok(known);
@@ -112,13 +113,19 @@ impl Tokens {
         let io = |error| CacheError::Io { path: path.clone(), error };
         fs::create_dir_all(folder).map_err(io)?;
         // Runs that begin side by side want the same tokens: one makes them, the others wait.
-        let lock = File::create(path.with_extension("lock")).map_err(io)?;
+        let turn = folder.join(format!("{ASIDE}{name}.lock"));
+        let lock = File::create(&turn).map_err(io)?;
         lock.lock().map_err(io)?;
-        if let Some(known) = known() {
-            return Ok(known);
-        }
-        make(source, stamps.clone(), tokenizer, &path, progress)?;
-        Self::read(&path, tokenizer).map_err(io)
+        let made = known().map_or_else(
+            || {
+                make(source, stamps.clone(), tokenizer, &path, progress)?;
+                Self::read(&path, tokenizer).map_err(io)
+            },
+            Ok,
+        );
+        // Who comes now does not wait for those that do; at worst, tokens are made twice.
+        let _ = fs::remove_file(&turn);
+        made
     }
 
     /// A file of tokens, if it is whole.
@@ -352,6 +359,17 @@ mod tests {
         assert_eq!(tokens.get(13..16), [101, 256, 122]);
         let (again, fresh) = made.open(&bytes);
         assert!(!fresh && again.get(0..27) == tokens.get(0..27) && again.fingerprint() == tokens.fingerprint());
+    }
+
+    #[test]
+    fn those_that_come_together_make_them_once() {
+        let made = Made::new(&"one two\nthree ".repeat(100_000));
+        let fresh = std::thread::scope(|scope| {
+            let all = [(); 4].map(|()| scope.spawn(|| made.open(&Tokenizer::bytes()).1));
+            all.map(|one| one.join().unwrap())
+        });
+        assert_eq!(fresh.iter().filter(|fresh| **fresh).count(), 1, "{fresh:?}");
+        assert_eq!(fs::read_dir(made.folder.path().join("cache")).unwrap().count(), 1);
     }
 
     #[test]
