@@ -50,16 +50,21 @@ pub(crate) fn bar(length: Option<u64>) -> ProgressBar {
 
 /// Shows how far a measurement of `name` is; false once it was asked to stop, which says what is done `then`.
 pub(crate) fn measuring(name: &str, then: &'static str) -> impl FnMut(&str, usize, usize) -> bool {
-    let shown = Shown(bar(None));
-    shown.0.enable_steady_tick(Duration::from_millis(200));
+    // There is nothing to show before it begins.
+    let mut shown = None;
     move |what, done, all| {
-        shown.0.set_message(format!("{name}: {what}"));
-        shown.0.set_position(done as u64);
+        let Shown(shown) = shown.get_or_insert_with(|| {
+            let bar = bar(None);
+            bar.enable_steady_tick(Duration::from_millis(200));
+            Shown(bar)
+        });
+        shown.set_message(format!("{name}: {what}"));
+        shown.set_position(done as u64);
         // Nothing is known yet of how much there is to do.
         if all > 0 {
-            shown.0.set_length(all as u64)
+            shown.set_length(all as u64)
         } else {
-            shown.0.unset_length()
+            shown.unset_length()
         }
         !asked_to_stop(then).load(Ordering::SeqCst)
     }

@@ -219,7 +219,7 @@ fn run_all<T: Send>(
                 error: error.into(),
             });
             if let Err(error) = &result
-                && plan.len() > 1
+                && index + 1 < plan.len()
             {
                 show.warn(&format!("{error}; going on with the others"));
             }
