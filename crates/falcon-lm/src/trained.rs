@@ -61,6 +61,16 @@ pub enum TrainedError {
     /// The tokenizer cannot be read.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// What it computes is no number.
+    #[error("{path}: {what} is {got}: the model is broken, and nothing it says can be measured")]
+    NotFinite {
+        /// The model.
+        path: PathBuf,
+        /// What was measured.
+        what: String,
+        /// What came of it.
+        got: f64,
+    },
     /// Another model's.
     #[error("the tokenizer has {tokenizer} tokens, the model in {path} was made for {model}: it is another one's")]
     Mismatch {

@@ -104,6 +104,8 @@ pub struct Item {
     /// Characters of each choice.
     lengths: Vec<usize>,
     gold: usize,
+    /// Where it is in its file, counted from 1.
+    line: usize,
 }
 
 /// A line of a file; which of these it has depends on the benchmark.
@@ -120,7 +122,7 @@ struct Line {
 }
 
 impl Item {
-    fn of(form: Form, line: Line) -> Result<Self, String> {
+    fn of(form: Form, line: Line, number: usize) -> Result<Self, String> {
         fn need<T>(value: Option<T>, name: &str) -> Result<T, String> {
             value.ok_or_else(|| format!("it has no {name:?}"))
         }
@@ -156,7 +158,18 @@ impl Item {
             return Err("a choice is empty".into());
         }
         let lengths = choices.iter().map(|choice| choice.chars().count()).collect();
-        Ok(Self { contexts, ways: choices.iter().map(|choice| format!(" {choice}")).collect(), lengths, gold })
+        let ways = choices.iter().map(|choice| format!(" {choice}")).collect();
+        Ok(Self { contexts, ways, lengths, gold, line: number })
+    }
+
+    /// How many ways to go on it has.
+    pub(super) fn ways(&self) -> usize {
+        self.ways.len()
+    }
+
+    /// Where it is in its file, counted from 1.
+    pub(super) fn line(&self) -> usize {
+        self.line
     }
 
     /// The question with its answer, as an example for another.
@@ -233,7 +246,7 @@ impl Benchmark {
                 let (index, line) = lines[item * lines.len() / count];
                 let wrong = |error| BenchmarkError::Line { path: path.into(), line: index + 1, error };
                 let line: Line = serde_json::from_str(line).map_err(|error| wrong(error.to_string()))?;
-                Item::of(self.form, line).map_err(wrong)
+                Item::of(self.form, line, index + 1).map_err(wrong)
             })
             .collect();
         let items = items?;
@@ -294,21 +307,21 @@ impl Benchmark {
     }
 
     /// Puts [`Benchmark::requests`] to a model. None if `progress`, told the choices done and all, says to stop by false.
-    pub fn run(
+    pub(super) fn put(
         &self,
         model: &Model,
         items: &[Item],
         requests: &[Request],
         shots: usize,
         progress: &mut dyn FnMut(usize, usize) -> bool,
-    ) -> Option<BenchmarkResult> {
+    ) -> Option<Vec<Likelihood>> {
         let all = requests.len();
         // The first ones have other examples than the rest, which share theirs.
         let (first, rest) =
             requests.split_at(items[..shots.min(items.len())].iter().map(|item| item.ways.len()).sum());
         let mut answers = likelihoods(model, first, &mut |done| progress(done, all))?;
         answers.extend(likelihoods(model, rest, &mut |done| progress(first.len() + done, all))?);
-        Some(BenchmarkResult { fingerprint: fingerprint(items, requests), ..self.grade(items, &answers, shots) })
+        Some(answers)
     }
 }
 
