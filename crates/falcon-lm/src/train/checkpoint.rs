@@ -256,3 +256,43 @@ fn sync(folder: &Path) -> Result<(), CheckpointError> {
     let _ = folder;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use falcon_nn::ModelConfig;
+
+    use super::*;
+
+    /// Files that are as they were written, but not by a run of this model.
+    #[test]
+    fn whole_files_of_something_else_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("step-000001");
+        let model = ModelConfig::preset("retnet", "micro", 12).unwrap().init(0, &Device::flex()).unwrap();
+        let said = |file: &str, bytes: &[u8]| {
+            let optimizer = AdamW::new(AdamWConfig::default());
+            Checkpoint::save(&path, &model, &optimizer, &Progress::default()).unwrap();
+            fs::write(path.join(file), bytes).unwrap();
+            let sums = FILES.map(|name| format!("{}  {name}\n", sum(&path.join(name)).unwrap())).concat();
+            fs::write(path.join(SUMS_FILE), sums).unwrap();
+            match Checkpoint::load(&path, AdamWConfig::default(), &Device::flex()) {
+                Err(error @ CheckpointError::Content { .. }) => error.to_string(),
+                other => panic!("{file}: {other:?}"),
+            }
+        };
+        let progress = said(PROGRESS_FILE, b"{\"step\": 1}");
+        assert!(progress.contains(PROGRESS_FILE) && progress.contains("not the progress of a run"), "{progress}");
+        let of_parameter = |name: &str, shape: Vec<usize>| {
+            let file = folder.path().join("a.safetensors");
+            let numbers = vec![0.0; shape.iter().product()];
+            write_arrays(&file, &BTreeMap::from([(name.to_string(), (shape, numbers))])).unwrap();
+            said(OPTIMIZER_FILE, &fs::read(file).unwrap())
+        };
+        let first = &model.parameters()[0];
+        let [mean, _] = names(&first.name);
+        let lacking = of_parameter("mean.other", vec![2]);
+        assert!(lacking.contains(OPTIMIZER_FILE) && lacking.contains(&format!("no {mean:?}")), "{lacking}");
+        let shape = of_parameter(&mean, vec![2]);
+        assert!(shape.contains(&format!("{mean:?} has shape [2], the model says {:?}", first.shape)), "{shape}");
+    }
+}

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::checkpoint::{Best, Checkpoint, CheckpointError, Progress};
 use super::folder::{FolderError, RunFolder};
-use super::health::{Fault, diagnose};
+use super::health::{Fault, diagnose, looks};
 use super::metrics::{
     EvalRecord, GatesRecord, METRICS_FILE, MetricsError, MetricsLog, Record, Scores, StartRecord, StopRecord,
     TrainRecord,
@@ -374,16 +374,13 @@ impl Trainer {
     }
 }
 
-/// Tokens that gates are averaged over.
-const LOOK: usize = 2048;
-
 /// The means of the gates, by layer.
 fn gates(model: &Model, splits: &[Split]) -> Vec<BTreeMap<String, f64>> {
     let mut layers = vec![BTreeMap::new(); model.config().num_hidden_layers];
     // The longest group of the validation split says most.
     let validation = splits.iter().find(|split| split.name == VALIDATION);
     let Some((_, batch)) = validation.and_then(|split| split.groups.last()) else { return layers };
-    let parts = batch.split(batch.tokens.len().div_ceil(LOOK));
+    let parts = looks(batch);
     let Some(batch) = parts.first() else { return layers };
     model.observe(tokens(batch, &model.device()), &batch.sequences, |name, numbers| {
         let gate = name.strip_prefix("layers.").and_then(|rest| rest.split_once(".attn."));
