@@ -270,6 +270,11 @@ impl<R: BufRead> Read for Frames<R> {
             if read > 0 || out.is_empty() {
                 return Ok(read);
             }
+            // The library computes the checksum, and leaves it to its caller to compare.
+            let sums = frame.get_checksum_from_data().zip(frame.get_calculated_checksum());
+            if sums.is_some_and(|(written, found)| written != found) {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "damaged: its checksum is another"));
+            }
             self.frame = None;
         }
     }
@@ -435,6 +440,22 @@ mod tests {
                 assert!(said.contains(name), "half of {name}: {said}");
             }
         }
+    }
+
+    /// A frame of bytes as they are, in which a changed one is found by the checksum alone.
+    #[test]
+    fn damage_in_a_frame_is_noticed() {
+        let text = "Öl und Wasser.\n";
+        let good =
+            ruzstd::encoding::compress_to_vec(text.as_bytes(), ruzstd::encoding::CompressionLevel::Uncompressed);
+        let at = good.windows(text.len()).position(|bytes| bytes == text.as_bytes()).expect("as they are");
+        let (_folder, path) = file("a.zst", &good);
+        assert_eq!(read(&path).unwrap()[0].text, text);
+        let mut bad = good;
+        bad[at + 4] ^= 1;
+        let (_folder, path) = file("a.zst", &bad);
+        let said = read(&path).unwrap_err().to_string();
+        assert!(said.contains("a.zst") && said.contains("checksum"), "{said}");
     }
 
     #[test]
