@@ -149,8 +149,12 @@ mod tests {
     #[test]
     fn parts_make_the_whole() {
         let model = ModelConfig::preset("falcon-1a.3", "tiny", 12).unwrap().init(0, &Device::flex()).unwrap();
-        let sequence = |n: usize| ((0..n as i32).map(|i| i % 12).collect(), vec![3; n]);
-        let (long, short) = (Batch::new((0..9).map(|_| sequence(1000))), Batch::new([sequence(7)]));
+        let sequence = |seed: usize, n: usize| {
+            let token = |i: usize| (i * i + seed * i + seed) % 12;
+            ((0..n).map(|i| token(i) as i32).collect(), (1..=n).map(|i| token(i) as i64).collect())
+        };
+        let (long, short) = (Batch::new((0..9).map(|seed| sequence(seed, 1000))), Batch::new([sequence(10, 7)]));
+        assert!(long.tokens.len() > TOKENS, "more than one call");
         let split = |groups: Vec<(&str, &Batch)>| Split {
             name: "validation".into(),
             groups: groups.into_iter().map(|(name, batch)| (name.to_string(), batch.clone())).collect(),
@@ -161,5 +165,10 @@ mod tests {
         let mean = (9000.0 * groups[0].1.loss + 7.0 * groups[1].1.loss) / 9007.0;
         assert!((total.loss - mean).abs() < 1e-12);
         assert_eq!((scores[1].1, scores[1].2.len()), (groups[0].1, 0));
+        for ((_, parts), batch) in groups.iter().zip([&long, &short]) {
+            let whole = Tally::of(batch, &predictions(logits(&model, batch), &batch.targets)).scores();
+            assert!((parts.loss - whole.loss).abs() < 1e-6 * whole.loss, "{parts:?} {whole:?}");
+            assert_eq!(Scores { loss: whole.loss, ..*parts }, whole);
+        }
     }
 }
