@@ -123,9 +123,10 @@ impl Batch {
         self.targets.iter().filter(|target| **target != falcon_nn::IGNORED).count()
     }
 
-    /// The same sequences in `count` batches of about as many, fewer if there are fewer sequences.
+    /// The same sequences in `count` batches of about as many, fewer if there are fewer sequences; none of none. A document that begins
+    /// in a window of text is a sequence of its own, so that batches of text need not be of the same length.
     pub fn split(&self, count: usize) -> Vec<Self> {
-        let (offsets, all) = (self.sequences.offsets(), self.sequences.count());
+        let (offsets, all, count) = (self.sequences.offsets(), self.sequences.count(), count.max(1));
         let cuts: Vec<usize> = (0..=count).map(|i| i * all / count).collect();
         let parts = cuts.windows(2).filter(|w| w[0] < w[1]).map(|w| {
             let range = offsets[w[0]]..offsets[w[1]];
@@ -166,7 +167,7 @@ pub struct Moment {
 impl Moment {
     /// Random numbers of this moment alone.
     pub fn rng(&self) -> StdRng {
-        rng(self.seed, self.step)
+        rng(self.seed, self.step.into())
     }
 
     /// The part of the run that is done.
@@ -176,10 +177,10 @@ impl Moment {
 }
 
 /// Random numbers number `stream` of `seed`.
-pub(crate) fn rng(seed: u64, stream: u64) -> StdRng {
+pub(crate) fn rng(seed: u64, stream: u128) -> StdRng {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    bytes[8..16].copy_from_slice(&stream.to_le_bytes());
+    bytes[8..24].copy_from_slice(&stream.to_le_bytes());
     StdRng::from_seed(bytes)
 }
 
@@ -294,5 +295,7 @@ mod tests {
         assert_eq!(parts.iter().map(Batch::asked).sum::<usize>(), batch.asked());
         assert_eq!(batch.split(1), std::slice::from_ref(&batch));
         assert_eq!(batch.split(9).len(), 5, "no empty batches");
+        assert_eq!(batch.split(0), [batch]);
+        assert_eq!(Batch::new([]).split(0), []);
     }
 }
