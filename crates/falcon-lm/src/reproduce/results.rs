@@ -128,6 +128,16 @@ pub(super) fn names<'a>(rows: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     names
 }
 
+/// Seeds of the row that has fewest, and of the one that has most.
+pub(super) fn seeds(counts: impl Iterator<Item = usize> + Clone) -> (usize, usize) {
+    (counts.clone().min().unwrap_or(0), counts.max().unwrap_or(0))
+}
+
+/// The same in words.
+pub(super) fn seeds_in_words((least, most): (usize, usize)) -> String {
+    if least == most { format!("{most} seeds") } else { format!("{least} to {most} seeds") }
+}
+
 /// How long all runs took, and with how many threads, in words.
 pub(super) fn cost(runs: impl Iterator<Item = (f64, usize)> + Clone) -> String {
     let minutes = runs.clone().map(|(seconds, _)| seconds).sum::<f64>() / 60.0;
