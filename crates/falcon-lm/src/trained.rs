@@ -72,10 +72,14 @@ pub enum TrainedError {
         got: f64,
     },
     /// Another model's.
-    #[error("the tokenizer has {tokenizer} tokens, the model in {path} was made for {model}: it is another one's")]
+    #[error(
+        "{name} has {tokenizer} tokens, and the model in {path} was made for {model}: it is another model's tokenizer; name this one's with --tokenizer"
+    )]
     Mismatch {
         /// The model.
         path: PathBuf,
+        /// The tokenizer: a file, or what it was called.
+        name: PathBuf,
         /// Tokens of the tokenizer.
         tokenizer: usize,
         /// Tokens of the model.
@@ -99,8 +103,8 @@ impl Trained {
     /// model or in a folder above it.
     pub fn open(path: &Path, tokenizer: Option<&str>, device: &Device) -> Result<Self, TrainedError> {
         let folder = Self::check(path)?;
-        let tokenizer = match tokenizer {
-            Some(name) => Tokenizer::open(name)?,
+        let (name, tokenizer) = match tokenizer {
+            Some(name) => (name.into(), Tokenizer::open(name)?),
             None => {
                 let real = fs::canonicalize(&folder).unwrap_or_else(|_| folder.clone());
                 // Checkpoints are two folders below their run.
@@ -114,7 +118,7 @@ impl Trained {
         let model = Model::load(&folder, device)?;
         if tokenizer.size() != model.config().vocab_size {
             let (tokenizer, model) = (tokenizer.size(), model.config().vocab_size);
-            return Err(TrainedError::Mismatch { path: folder, tokenizer, model });
+            return Err(TrainedError::Mismatch { path: folder, name, tokenizer, model });
         }
         let mut weights = sum(&folder.join(WEIGHTS_FILE)).map_err(Box::new)?;
         weights.truncate(16);

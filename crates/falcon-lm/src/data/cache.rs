@@ -43,7 +43,7 @@ pub enum CacheError {
     #[error("interrupted while text was made into tokens; it begins anew the next time")]
     Interrupted,
     /// The tokens cannot be kept.
-    #[error("{path}: {error}; set FALCON_CACHE to a folder with room")]
+    #[error("{path}: {error}; set FALCON_CACHE to a folder that can be written and has room")]
     Io {
         /// The file.
         path: PathBuf,

@@ -83,7 +83,9 @@ pub enum BenchmarkError {
         error: String,
     },
     /// Too few questions.
-    #[error("{path}: {got} questions to ask; {needed} are needed, one more than there are examples")]
+    #[error(
+        "{path}: {got} questions to ask; {needed} are needed, one more than there are examples: set --limit higher or --shots lower"
+    )]
     Few {
         /// The file.
         path: PathBuf,

@@ -66,7 +66,7 @@ pub enum TrainConfigError {
         got: f64,
     },
     /// A schedule that cannot be.
-    #[error("train: {0}")]
+    #[error(transparent)]
     Schedule(#[from] ScheduleError),
 }
 
