@@ -219,6 +219,12 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// What is wrong with JSON that is one line of a file, which is known by its number: the place in it is the column.
+pub(crate) fn in_line(error: &serde_json::Error) -> String {
+    let said = error.to_string();
+    said.rsplit_once(" at line ").map_or(said.clone(), |(what, _)| format!("{what}, column {}", error.column()))
+}
+
 /// Bytes of text that are encoded side by side, about.
 const TOGETHER: usize = 16 << 20;
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
-use super::cache::hex;
+use super::cache::{hex, in_line};
 
 /// Why text cannot be read.
 #[derive(Debug, Error)]
@@ -296,15 +296,16 @@ fn documents<E: From<SourceError>>(
         if reader.read_until(b'\n', &mut bytes).map_err(|error| at(path, error))? == 0 {
             break;
         }
-        if bytes.trim_ascii().is_empty() {
+        let json = bytes.trim_ascii_end();
+        if json.is_empty() {
             continue;
         }
         let wrong = |error: serde_json::Error| SourceError::Line {
             path: path.into(),
             line,
-            error: format!("not a JSON object with the text of a document under \"text\": {error}"),
+            error: format!("not a JSON object with the text of a document under \"text\": {}", in_line(&error)),
         };
-        let Document { text } = serde_json::from_slice(&bytes).map_err(wrong)?;
+        let Document { text } = serde_json::from_slice(json).map_err(wrong)?;
         let mut rest = text.as_str();
         let mut first = true;
         while !rest.is_empty() {
@@ -496,7 +497,7 @@ mod tests {
         assert_eq!(pieces[1..].iter().map(|piece| piece.text.as_str()).collect::<String>(), long);
         let (_folder, path) = file("a.jsonl", b"{\"text\": \"one\"}\n{\"body\": \"two\"}\n");
         let said = read(&path).unwrap_err().to_string();
-        assert!(said.contains("line 2") && said.contains("text"), "{said}");
+        assert!(said.contains("a.jsonl, line 2: ") && said.ends_with("missing field `text`, column 15"), "{said}");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use super::likelihood::{Likelihood, Request, likelihoods};
-use crate::data::{Tokenizer, hex};
+use crate::data::{Tokenizer, hex, in_line};
 
 /// How a question is put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -247,7 +247,7 @@ impl Benchmark {
             .map(|item| {
                 let (index, line) = lines[item * lines.len() / count];
                 let wrong = |error| BenchmarkError::Line { path: path.into(), line: index + 1, error };
-                let line: Line = serde_json::from_str(line).map_err(|error| wrong(error.to_string()))?;
+                let line: Line = serde_json::from_str(line).map_err(|error| wrong(in_line(&error)))?;
                 Item::of(self.form, line, index + 1).map_err(wrong)
             })
             .collect();
@@ -523,6 +523,8 @@ mod tests {
         let good = r#"{"question": "q", "choices": ["a", "b"], "gold": 1}"#;
         let wrong = said("piqa", &format!("{good}\n{{\"question\": \"q\", \"gold\": 0}}"));
         assert!(wrong.contains("line 2") && wrong.contains("no \"choices\""), "{wrong}");
+        let cut = said("piqa", &format!("{good}\n{}", &good[..good.len() - 1]));
+        assert!(cut.ends_with("line 2: EOF while parsing an object, column 50"), "{cut}");
         assert!(said("piqa", &good.replace("1}", "2}")).contains("gold is 2, and there are 2 choices"));
         assert!(said("piqa", "").contains("0 questions to ask; 1 are needed"));
         assert!(said("winogrande", good).contains("no \"contexts\""));

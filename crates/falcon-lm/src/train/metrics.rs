@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::data::in_line;
+
 /// Name of the records in a run's folder.
 pub const METRICS_FILE: &str = "metrics.jsonl";
 
@@ -152,7 +154,7 @@ pub enum MetricsError {
         /// Counted from 1.
         line: usize,
         /// What is wrong with it.
-        error: serde_json::Error,
+        error: String,
     },
 }
 
@@ -169,10 +171,8 @@ fn read(path: &Path) -> Result<String, MetricsError> {
 fn parse<'t>(path: &Path, text: &'t str) -> Result<Vec<(Record, &'t str)>, MetricsError> {
     let mut records = Vec::new();
     for (index, line) in text.split_inclusive('\n').enumerate().filter(|(_, line)| line.ends_with('\n')) {
-        match serde_json::from_str(line) {
-            Ok(record) => records.push((record, line)),
-            Err(error) => return Err(MetricsError::Line { path: path.into(), line: index + 1, error }),
-        }
+        let wrong = |error| MetricsError::Line { path: path.into(), line: index + 1, error: in_line(&error) };
+        records.push((serde_json::from_str(line.trim_end()).map_err(wrong)?, line));
     }
     Ok(records)
 }
@@ -273,6 +273,9 @@ mod tests {
         std::fs::write(&path, "{\"kind\":\"train\"}\n{}\n").unwrap();
         let said = read_metrics(&path).unwrap_err().to_string();
         assert!(said.contains("line 1") && said.contains("missing field"), "{said}");
+        std::fs::write(&path, "{\"kind\":\n").unwrap();
+        let said = read_metrics(&path).unwrap_err().to_string();
+        assert!(said.ends_with("line 1: not a record of a run: EOF while parsing a value, column 8"), "{said}");
     }
 
     #[test]
