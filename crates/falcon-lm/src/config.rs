@@ -232,9 +232,9 @@ impl RunConfig {
 
         let preset = name(layers, "model", "preset", "falcon-3a.3")?.to_string();
         let size = name(layers, "model", "size", "tiny")?.to_string();
-        let model = overlay("model", base(&preset, &size, &task, layers)?, &["preset", "size"], layers)?;
-        model.validate()?;
         let tokens = task.vocab_size()?;
+        let model = overlay("model", base(&preset, &size, tokens, layers)?, &["preset", "size"], layers)?;
+        model.validate()?;
         if model.vocab_size != tokens {
             return Err(RunConfigError::Vocabulary { task: tokens, got: model.vocab_size });
         }
@@ -287,8 +287,8 @@ fn recipe(task: &TaskConfig, layers: &[Layer]) -> TrainConfig {
 }
 
 /// The model that presets and sizes say, before single keys. A width or number of heads of its own carries its preset's proportions over.
-fn base(preset: &str, size: &str, task: &TaskConfig, layers: &[Layer]) -> Result<ModelConfig, RunConfigError> {
-    let mut model = ModelConfig::preset(preset, size, task.vocab_size()?)?;
+fn base(preset: &str, size: &str, tokens: usize, layers: &[Layer]) -> Result<ModelConfig, RunConfigError> {
+    let mut model = ModelConfig::preset(preset, size, tokens)?;
     let number = |key| last(layers, "model", key).and_then(Value::as_u64).map(|value| value as usize);
     let (hidden, heads) = (number("hidden_size"), number("num_heads"));
     if (hidden.is_some() || heads.is_some()) && number("head_dim").is_none() {

@@ -106,10 +106,11 @@ fn byte_level(bpe: BPE) -> Inner {
 impl Tokenizer {
     /// By what the command line calls it: `bytes`, or a file or folder.
     pub fn open(name: &str) -> Result<Self, TokenizerError> {
-        if name == "bytes" {
-            return Ok(Self::bytes());
-        }
-        let path = Path::new(name);
+        if name == "bytes" { Ok(Self::bytes()) } else { Self::read(Path::new(name)) }
+    }
+
+    /// From a file or folder.
+    pub(crate) fn read(path: &Path) -> Result<Self, TokenizerError> {
         let [json, vocabulary, merges] = [TOKENIZER_FILE, "vocab.json", "merges.txt"].map(|file| path.join(file));
         if path.is_file() {
             Self::file(path)
@@ -163,8 +164,10 @@ impl Tokenizer {
 
     fn gpt2(vocabulary: &Path, merges: &Path) -> Result<Self, TokenizerError> {
         let bad = |error: String| TokenizerError::Bad { path: vocabulary.into(), error };
-        let [v, m] = [vocabulary, merges].map(|path| path.display().to_string());
-        let bpe = BPE::from_file(&v, &m).build().map_err(|error| bad(error.to_string()))?;
+        let (Some(v), Some(m)) = (vocabulary.to_str(), merges.to_str()) else {
+            return Err(bad("its path is no UTF-8, as the library needs it; rename the folder".into()));
+        };
+        let bpe = BPE::from_file(v, m).build().map_err(|error| bad(error.to_string()))?;
         Self::new(byte_level(bpe), vocabulary)
     }
 
@@ -344,6 +347,17 @@ mod tests {
         let tokenizer = open().unwrap();
         assert_eq!(tokenizer.encode("abab ab"), [257, 257, 258]);
         assert_eq!((tokenizer.end(), tokenizer.size()), (256, 259));
+        #[cfg(unix)]
+        {
+            use std::os::unix::ffi::OsStrExt;
+            let elsewhere = folder.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+            fs::create_dir(&elsewhere).unwrap();
+            for name in ["vocab.json", "merges.txt"] {
+                fs::copy(folder.path().join(name), elsewhere.join(name)).unwrap();
+            }
+            let said = Tokenizer::read(&elsewhere).unwrap_err().to_string();
+            assert!(said.contains("vocab.json") && said.contains("rename the folder"), "{said}");
+        }
         write("vocab.json", r#"{"a": 0, "b": 1, "ab": 2, "Ġ": 3, "Ġab": 4, "<|endoftext|>": 5}"#);
         let said = open().unwrap_err().to_string();
         assert!(said.contains("leaves out what it does not know"), "{said}");

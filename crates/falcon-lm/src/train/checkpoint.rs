@@ -142,7 +142,7 @@ impl Checkpoint {
 
     /// Reads a checkpoint, every byte of which must be as it was written.
     pub fn load(folder: &Path, config: AdamWConfig, device: &Device) -> Result<Self, CheckpointError> {
-        verify(folder, &FILES)?;
+        verify(folder, FILES)?;
         let model = Model::load(folder, device)?;
         let path = folder.join(PROGRESS_FILE);
         let json = fs::read(&path).map_err(io_error(&path))?;
@@ -198,24 +198,29 @@ fn moments(model: &Model, mut arrays: NamedArrays) -> Result<BTreeMap<String, Mo
     }
 }
 
-/// Refuses a checkpoint that is not as it was written.
-fn verify(folder: &Path, files: &[&'static str]) -> Result<(), CheckpointError> {
+/// Refuses a checkpoint that is not as it was written, and returns the sums of `files`.
+fn verify<const N: usize>(folder: &Path, files: [&'static str; N]) -> Result<[String; N], CheckpointError> {
     let path = folder.join(SUMS_FILE);
     let sums = fs::read_to_string(&path).map_err(io_error(&path))?;
-    for &file in files {
+    let mut found = [const { String::new() }; N];
+    for (file, found) in files.into_iter().zip(&mut found) {
         let listed = sums.lines().filter_map(|line| line.split_once("  ")).find(|(_, name)| *name == file);
         let Some((expected, _)) = listed else { return Err(CheckpointError::Unlisted { path, file }) };
         let path = folder.join(file);
-        if sum(&path)? != expected {
+        *found = sum(&path)?;
+        if found != expected {
             return Err(CheckpointError::Sum { path });
         }
     }
-    Ok(())
+    Ok(found)
 }
 
-/// Refuses a model that is not as it was written, where that is known: others' models have no sums.
-pub(crate) fn verify_model(folder: &Path) -> Result<(), CheckpointError> {
-    if folder.join(SUMS_FILE).exists() { verify(folder, &[WEIGHTS_FILE, CONFIG_FILE]) } else { Ok(()) }
+/// The sum of a model's weights. Refuses a model that is not as it was written, where that is known: others' models have no sums.
+pub(crate) fn verify_model(folder: &Path) -> Result<String, CheckpointError> {
+    match folder.join(SUMS_FILE).exists() {
+        true => verify(folder, [WEIGHTS_FILE, CONFIG_FILE]).map(|[weights, _]| weights),
+        false => sum(&folder.join(WEIGHTS_FILE)),
+    }
 }
 
 /// SHA-256 of a file, in hexadecimal.

@@ -116,11 +116,18 @@ pub fn config(
         let (section, key) = set.split('=').next().and_then(|path| path.split_once('.')).unwrap_or((set, ""));
         return Err(Layer::set(set)?.refused(section, key, "not of the model; rows may differ in nothing else"));
     }
-    let of = |key: &str, path: &Path| Layer::of("task", key, path.to_string_lossy());
+    let of = |key: &str, path: &Path| match path.to_str() {
+        Some(text) => Ok(Layer::of("task", key, text)),
+        None => Err(Layer::of("task", key, path.to_string_lossy()).refused(
+            "task",
+            key,
+            "no UTF-8, as a configuration needs it; rename it",
+        )),
+    };
     let task = [
         Layer::of("task", "name", "text"),
-        of("train", &corpus.train),
-        of("valid", &corpus.valid),
+        of("train", &corpus.train)?,
+        of("valid", &corpus.valid)?,
         Layer::of("task", "tokenizer", corpus.tokenizer.as_str()),
     ];
     rows::config(&task, scale, row, seed, more)
@@ -233,6 +240,14 @@ mod tests {
             let more = [Layer::set(set).unwrap()];
             config(&corpus, &SCALES[0], &Row::of(row), 0, &more).unwrap_err().to_string()
         };
+        #[cfg(unix)]
+        {
+            use std::os::unix::ffi::OsStrExt;
+            let train = PathBuf::from(std::ffi::OsStr::from_bytes(b"caf\xe9.txt"));
+            let said = config(&Corpus { train, ..corpus.clone() }, &SCALES[0], &Row::of("retnet"), 0, &[]);
+            let said = said.unwrap_err().to_string();
+            assert!(said.contains("task.train") && said.contains("this is no UTF-8"), "{said}");
+        }
         assert!(said("retnet", "task.name=addition").contains("what the experiment is"));
         assert!(said("retnet+model.preset=mamba2", "train.lr=1").contains("use --models and --seeds"));
         assert!(said("retnet", "task.tokenizer=bytes").contains("what --tokenizer says"));
