@@ -198,6 +198,14 @@ impl Estimate {
     }
 }
 
+/// The mean of a sample and its variance, which a single value has not.
+pub(crate) fn mean_and_variance(values: &[f64]) -> (f64, Option<f64>) {
+    let n = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / n;
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (mean, (values.len() > 1).then(|| squares / (n - 1.0)))
+}
+
 /// What a model made of a benchmark.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BenchmarkResult {

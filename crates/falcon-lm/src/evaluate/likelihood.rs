@@ -55,7 +55,7 @@ const SEQUENCES: usize = 256;
 
 /// The likelihoods of `requests`. What all of them begin with is read once, what some share as context once for all of those. `progress` is
 /// told how many are done, and may say to stop by false.
-pub fn likelihoods(
+pub(super) fn likelihoods(
     model: &Model,
     requests: &[Request],
     progress: &mut dyn FnMut(usize) -> bool,

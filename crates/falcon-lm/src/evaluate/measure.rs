@@ -59,7 +59,7 @@ impl ModelResult {
 }
 
 /// Told what is being measured, how much of it is done, and how much there is, 0 if that is not known; false stops.
-pub type Progress<'a> = dyn FnMut(&str, usize, usize) -> bool + 'a;
+pub type OnProgress<'a> = dyn FnMut(&str, usize, usize) -> bool + 'a;
 
 impl Exam {
     /// Reads the questions of benchmarks from `folder`, at most `limit` of each.
@@ -90,7 +90,7 @@ impl Exam {
         trained: &Trained,
         known: &mut ModelResult,
         keep: &mut dyn FnMut(&ModelResult) -> Result<(), E>,
-        progress: &mut Progress<'_>,
+        progress: &mut OnProgress<'_>,
     ) -> Result<Answers, E> {
         let mut asked = ModelResult { texts: Vec::new(), benchmarks: Vec::new(), ..known.clone() };
         let complete = self.read(&cache_folder(), trained, known, &mut asked, keep, progress)?
@@ -106,7 +106,7 @@ impl Exam {
         known: &mut ModelResult,
         asked: &mut ModelResult,
         keep: &mut dyn FnMut(&ModelResult) -> Result<(), E>,
-        progress: &mut Progress<'_>,
+        progress: &mut OnProgress<'_>,
     ) -> Result<bool, E> {
         for path in &self.texts {
             let name = path.display().to_string();
@@ -146,7 +146,7 @@ impl Exam {
         known: &mut ModelResult,
         asked: &mut ModelResult,
         keep: &mut dyn FnMut(&ModelResult) -> Result<(), E>,
-        progress: &mut Progress<'_>,
+        progress: &mut OnProgress<'_>,
     ) -> Result<bool, E> {
         for (benchmark, items) in &self.questions {
             for &shots in &self.shots {

@@ -10,10 +10,12 @@ use std::ops::AddAssign;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use falcon_nn::{Model, Prediction, predictions};
 
+pub(crate) use self::choices::mean_and_variance;
 pub use self::choices::{BENCHMARKS, Benchmark, BenchmarkError, BenchmarkResult, Estimate, Item};
-pub use self::likelihood::{Likelihood, Request, likelihoods};
-pub use self::measure::{Answers, Exam, ModelResult, Progress, TextResult};
-pub use self::perplexity::{Reading, TextScore, text_score};
+pub use self::likelihood::{Likelihood, Request};
+pub use self::measure::{Answers, Exam, ModelResult, OnProgress, TextResult};
+pub use self::perplexity::TextScore;
+use self::perplexity::{Reading, text_score};
 use crate::tasks::{Batch, Split};
 use crate::train::Scores;
 
@@ -21,10 +23,10 @@ use crate::train::Scores;
 const TOKENS: usize = 8192;
 
 /// A split's name, its scores, and those of its groups.
-pub type SplitScores = (String, Scores, Vec<(String, Scores)>);
+pub(crate) type SplitScores = (String, Scores, Vec<(String, Scores)>);
 
 /// The scores of all splits. `model` should not track gradients ([`burn::module::Module::valid`]): they would cost memory.
-pub fn evaluate(model: &Model, splits: &[Split]) -> Vec<SplitScores> {
+pub(crate) fn evaluate(model: &Model, splits: &[Split]) -> Vec<SplitScores> {
     let of = |split: &Split| {
         let tallies: Vec<(String, Tally)> =
             split.groups.iter().map(|(name, batch)| (name.clone(), measure(model, batch))).collect();

@@ -69,7 +69,7 @@ pub enum Mixture {
 
 /// To what a sample belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub(crate) enum Part {
     /// To learn from.
     Train,
     /// To choose by.
@@ -191,7 +191,7 @@ fn digit(rng: &mut impl Rng) -> u8 {
 
 /// The task, and how far it has come.
 #[derive(Clone, Debug)]
-pub struct Addition {
+pub(crate) struct Addition {
     config: AdditionConfig,
     reach: Reach,
 }

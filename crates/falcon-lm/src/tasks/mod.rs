@@ -13,8 +13,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
 
-pub use self::addition::{Addition, AdditionConfig, Mixture, Part, Widths};
-pub use self::text::{Text, TextConfig};
+use self::addition::Addition;
+pub use self::addition::{AdditionConfig, Mixture, Widths};
+use self::text::Text;
+pub use self::text::TextConfig;
 use crate::data::{CacheError, Tokenizer, TokenizerError};
 use crate::train::{Scores, TrainConfig};
 

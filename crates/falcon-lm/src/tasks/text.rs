@@ -50,7 +50,7 @@ impl TextConfig {
 
 /// Text, as tokens.
 #[derive(Debug)]
-pub struct Text {
+pub(crate) struct Text {
     config: TextConfig,
     tokenizer: Tokenizer,
     train: Tokens,

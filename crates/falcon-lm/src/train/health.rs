@@ -85,7 +85,12 @@ pub(super) fn looks(batch: &Batch) -> Vec<Batch> {
 
 /// Looks for what first went bad in a step on `batch`: its first part that has something bad counts. `before` is the model of the
 /// checkpoint before.
-pub fn diagnose(model: &Model, gradients: &[(String, Vec<f32>)], batch: &Batch, before: Option<&Model>) -> Fault {
+pub(super) fn diagnose(
+    model: &Model,
+    gradients: &[(String, Vec<f32>)],
+    batch: &Batch,
+    before: Option<&Model>,
+) -> Fault {
     let mut bad = None;
     model.visit_parameters(|name, _, values| bad = bad.take().or_else(|| Bad::of(name, &values.to_vec())));
     if let Some(bad) = bad {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::data::in_line;
 
 /// Name of the records in a run's folder.
-pub const METRICS_FILE: &str = "metrics.jsonl";
+pub(crate) const METRICS_FILE: &str = "metrics.jsonl";
 
 /// A line of `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

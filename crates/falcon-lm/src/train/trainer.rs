@@ -167,7 +167,7 @@ impl Trainer {
     }
 
     /// Where the run is, which stays closed to others as long as this is kept.
-    pub fn into_folder(self) -> RunFolder {
+    pub(crate) fn into_folder(self) -> RunFolder {
         self.folder
     }
 

@@ -74,7 +74,7 @@ pub const SCALES: [Scale; 3] = [
 
 /// What the paper reports of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PaperRow {
+pub(super) struct PaperRow {
     /// The preset.
     pub preset: &'static str,
     /// Accuracy of the best validation, in percent.
@@ -88,7 +88,7 @@ pub struct PaperRow {
 }
 
 /// Widths 1–32 in training, 33–48 beyond; teacher-forced accuracy of target digits in percent.
-pub const PAPER: [PaperRow; 8] = [
+const PAPER: [PaperRow; 8] = [
     PaperRow { preset: "transformer", validation: 100.0, beyond: 65.8, first: 97.0, last: 49.0 },
     PaperRow { preset: "retnet", validation: 99.7, beyond: 82.9, first: 99.0, last: 63.0 },
     PaperRow { preset: "mamba2", validation: 100.0, beyond: 75.2, first: 100.0, last: 51.0 },
@@ -205,7 +205,7 @@ struct Kept {
 }
 
 /// Test samples of one width.
-pub fn measure(model: &Model, width: usize, samples: usize) -> WidthResult {
+fn measure(model: &Model, width: usize, samples: usize) -> WidthResult {
     let batch = held_out(Part::Test, width, samples);
     let forced = predictions(logits(model, &batch), &batch.targets);
     let scores = Tally::of(&batch, &forced).scores();

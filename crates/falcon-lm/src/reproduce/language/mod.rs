@@ -14,11 +14,11 @@ use falcon_nn::write_file;
 use serde::{Deserialize, Serialize};
 
 pub use self::estimate::{Estimate, estimate};
-pub use self::paper::{PAPER, PaperRow, TASKS};
+use self::paper::{PAPER, PaperRow, TASKS};
 pub use self::record::LanguageRecord;
 use super::rows::{self, Row, RowError, Scale};
 use crate::config::{Layer, RunConfig, RunConfigError};
-use crate::evaluate::{BenchmarkResult, Exam, ModelResult, Progress, TextResult};
+use crate::evaluate::{BenchmarkResult, Exam, ModelResult, OnProgress, TextResult};
 use crate::tasks::{TaskConfig, VALIDATION};
 use crate::train::{Record, Watch};
 use crate::trained::Trained;
@@ -168,7 +168,7 @@ pub fn run_row(
     exam: &Exam,
     folder: &Path,
     watch: &mut dyn Watch,
-    progress: &mut Progress<'_>,
+    progress: &mut OnProgress<'_>,
 ) -> Result<Option<RowResult>, RowError> {
     let Some(run) = rows::train(config, folder, watch)? else { return Ok(None) };
     let trained = Trained::open(&run.checkpoint, None, &Device::flex())?;
