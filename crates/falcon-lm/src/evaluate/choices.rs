@@ -191,10 +191,8 @@ pub struct Estimate {
 
 impl Estimate {
     fn of(values: &[f64]) -> Self {
-        let n = values.len() as f64;
-        let mean = values.iter().sum::<f64>() / n;
-        let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-        Self { mean, stderr: if n > 1.0 { (squares / (n - 1.0) / n).sqrt() } else { 0.0 } }
+        let (mean, variance) = mean_and_variance(values);
+        Self { mean, stderr: variance.map_or(0.0, |variance| (variance / values.len() as f64).sqrt()) }
     }
 }
 
