@@ -187,6 +187,41 @@ pub(crate) fn rng(seed: u64, stream: u128) -> StdRng {
 }
 
 /// Something to learn.
+///
+/// ```
+/// use falcon_lm::tasks::{Batch, Moment, Split, Task, VALIDATION};
+/// use falcon_lm::train::Scores;
+/// use rand::RngExt;
+///
+/// /// To say every digit again.
+/// struct Echo;
+///
+/// impl Task for Echo {
+///     fn batch(&mut self, moment: Moment, count: usize) -> Batch {
+///         let mut rng = moment.rng();
+///         Batch::new((0..count).map(|_| {
+///             let digits: Vec<i32> = (0..8).map(|_| rng.random_range(0..10)).collect();
+///             (digits.clone(), digits.into_iter().map(i64::from).collect())
+///         }))
+///     }
+///
+///     fn splits(&self) -> Vec<Split> {
+///         // Of a seed that no run should have.
+///         let held_out = Echo.batch(Moment { seed: u64::MAX, step: 0, steps: 1 }, 32);
+///         vec![Split { name: VALIDATION.into(), groups: vec![(String::new(), held_out)] }]
+///     }
+///
+///     fn score(&self, validation: &Scores) -> f64 {
+///         validation.accuracy
+///     }
+/// }
+///
+/// // Draws follow from the moment alone: a run that goes on at a step draws what it would have drawn.
+/// let (mut one, mut other) = (Echo, Echo);
+/// let at = |step| Moment { seed: 7, step, steps: 100 };
+/// one.batch(at(2), 4);
+/// assert_eq!(one.batch(at(3), 4), other.batch(at(3), 4));
+/// ```
 pub trait Task: Send {
     /// `count` sequences to learn from.
     fn batch(&mut self, moment: Moment, count: usize) -> Batch;
