@@ -1,4 +1,4 @@
-//! Text from files and folders: plain or a JSON object a line, compressed or not, read piece by piece so that no
+//! Text from files and folders: plain or one JSON object per line, compressed or not, read piece by piece so that no
 //! file is too large (a line of JSON is held whole).
 
 use std::ffi::OsStr;
@@ -280,7 +280,7 @@ impl<R: BufRead> Read for Frames<R> {
     }
 }
 
-/// A document a line: an object with a `text`.
+/// One document per line: an object with a `text`.
 fn documents<E: From<SourceError>>(
     path: &Path,
     mut reader: Box<dyn BufRead>,

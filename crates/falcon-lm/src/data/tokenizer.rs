@@ -139,7 +139,7 @@ impl Tokenizer {
         Self { plain: true, ..Self::with_end(inner) }
     }
 
-    /// Pairs of letters that are frequent in `texts`, joined until there are `size` tokens.
+    /// Learns a byte-pair encoding: joins the most frequent pair of tokens in `texts` again and again, until there are `size` tokens.
     pub fn learn(size: usize, texts: impl Iterator<Item = String> + Send) -> Result<Self, TokenizerError> {
         if !(257..=1 << 24).contains(&size) {
             return Err(TokenizerError::Size { got: size });

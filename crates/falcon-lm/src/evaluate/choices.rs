@@ -216,10 +216,10 @@ pub struct BenchmarkResult {
     /// What tells these questions, examples and tokens from others.
     #[serde(default)]
     pub fingerprint: String,
-    /// Right answers of guessing; of last words 0.
+    /// Fraction of right answers that guessing has; of last words 0.
     #[serde(default)]
     pub chance: f64,
-    /// Right answers by the likelihood of the whole choice; of last words, those that are the likeliest.
+    /// Fraction of right answers by the likelihood of the whole choice; of last words, of those that are the likeliest.
     pub acc: Estimate,
     /// The same by the likelihood divided by characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -243,7 +243,7 @@ impl Benchmark {
         BENCHMARKS.iter().find(|benchmark| benchmark.name == name)
     }
 
-    /// The questions in a file, a JSON object a line; `limit` of them from all over the file, which must be more than `shots`. (Files are
+    /// The questions in a file, one JSON object per line; `limit` of them from all over the file, which must be more than `shots`. (Files are
     /// seldom shuffled: the first third of HellaSwag is another kind of text than the rest.)
     pub fn read(&self, path: &Path, limit: usize, shots: usize) -> Result<Vec<Item>, BenchmarkError> {
         let text = fs::read_to_string(path).map_err(|error| BenchmarkError::Io { path: path.into(), error })?;

@@ -74,9 +74,9 @@ pub(super) fn text_score(
             size += next.len();
             together.push(next);
         }
-        let lengths: Vec<usize> = together.iter().map(|range| range.len().min(TOKENS)).collect();
         let mut state = model.state(together.len());
         if size <= TOKENS {
+            let lengths: Vec<usize> = together.iter().map(Range::len).collect();
             nats += cost(model, text, &together, &Sequences::packed(&lengths), &mut state);
             done += size;
             if !progress(done, all) {

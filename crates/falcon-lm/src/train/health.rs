@@ -17,7 +17,8 @@ pub enum Fault {
     Tensor(Bad),
     /// The gradient of a parameter has, the last layer's first.
     Gradient(Bad),
-    /// All are finite; since the checkpoint before this tensor is the first that has grown out of measure, or else has grown most.
+    /// All numbers are finite. This is the first tensor that has grown out of measure since the last checkpoint or, if none has, the one
+    /// that has grown most.
     Grown {
         /// The tensor.
         name: String,

@@ -1,4 +1,4 @@
-//! What a run tells about itself: `metrics.jsonl`, a record a line.
+//! What a run tells about itself: `metrics.jsonl`, one record per line.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -35,7 +35,7 @@ pub struct StartRecord {
     pub step: u64,
     /// Of the program.
     pub version: String,
-    /// It computes with.
+    /// Threads it computes with.
     pub threads: usize,
     /// Numbers the model learns.
     pub parameters: usize,
@@ -46,9 +46,9 @@ pub struct StartRecord {
 pub struct TrainRecord {
     /// Steps done, this one included.
     pub step: u64,
-    /// Cross-entropy in nats a target token.
+    /// Cross-entropy in nats per target token.
     pub loss: f64,
-    /// Target tokens whose largest logit is right.
+    /// Fraction of target tokens whose largest logit is right.
     pub accuracy: f64,
     /// Learning rate.
     pub lr: f64,
@@ -89,11 +89,11 @@ pub struct EvalRecord {
 /// How good predictions are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Scores {
-    /// Cross-entropy in nats a target token.
+    /// Cross-entropy in nats per target token.
     pub loss: f64,
-    /// Target tokens whose largest logit is right.
+    /// Fraction of target tokens whose largest logit is right.
     pub accuracy: f64,
-    /// Sequences all of whose targets are.
+    /// Fraction of sequences all of whose targets are.
     pub exact: f64,
     /// Target tokens measured.
     pub tokens: usize,
@@ -212,7 +212,7 @@ impl MetricsLog {
 
     pub fn write(&mut self, record: &Record) -> Result<(), MetricsError> {
         let io = |error| MetricsError::Io { path: self.path.clone(), error };
-        // One call a line: a kill leaves whole lines but for the last.
+        // One call per line: a kill leaves whole lines but for the last.
         self.file.write_all(&line(record)).map_err(io)
     }
 

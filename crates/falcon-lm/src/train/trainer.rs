@@ -55,13 +55,13 @@ pub enum Outcome {
 /// Why a run could not go on.
 #[derive(Debug, Error)]
 pub enum TrainError {
-    /// The configuration does not do.
+    /// The configuration cannot be run.
     #[error(transparent)]
     Config(#[from] RunConfigError),
-    /// The task does not.
+    /// The task cannot be opened or gone on with.
     #[error(transparent)]
     Task(#[from] TaskError),
-    /// The folder does not.
+    /// The folder cannot be used.
     #[error(transparent)]
     Folder(#[from] FolderError),
     /// A record cannot be written.

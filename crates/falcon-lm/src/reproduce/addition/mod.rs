@@ -104,11 +104,11 @@ const PAPER: [PaperRow; 8] = [
 pub struct WidthResult {
     /// Digits of an operand.
     pub width: usize,
-    /// Target digits that are right where it reads the true ones before.
+    /// Fraction of target digits that are right where it reads the true ones before.
     pub accuracy: f64,
-    /// Sums that are right in all digits. Whether it reads the true digits or its own makes no difference to these.
+    /// Fraction of sums that are right in all digits. Whether it reads the true digits or its own makes no difference to these.
     pub exact: f64,
-    /// Target digits that are right where it reads its own.
+    /// Fraction of target digits that are right where it reads its own.
     pub free: f64,
     /// Teacher-forced accuracy of each digit of the target, the lowest first.
     pub digits: Vec<f64>,
@@ -223,7 +223,7 @@ fn measure(model: &Model, width: usize, samples: usize) -> WidthResult {
     }
 }
 
-/// Target digits that are right where the model reads its own, all samples of a batch side by side.
+/// Fraction of target digits that are right where the model reads its own, all samples of a batch side by side.
 fn free_running(model: &Model, batch: &Batch, width: usize) -> f64 {
     let (count, prompt) = (batch.sequences.count(), 2 * width + 2);
     let length = prompt + width;

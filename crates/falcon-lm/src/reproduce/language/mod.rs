@@ -1,7 +1,7 @@
 //! Language models of one size on one text: the paper's tables, at a size that one small machine can train.
 //!
-//! Every row trains one model by one configuration, the same for all rows but for the model. The checkpoint that is best on validation data is
-//! then read the whole validation text and others, in windows of the length it was trained with, and put the paper's questions.
+//! Every row trains one model by one configuration, the same for all rows but for the model. The checkpoint that is best on validation data
+//! then reads the whole validation text and others, in windows of the length it was trained with, and is asked the paper's questions.
 
 mod estimate;
 mod paper;
@@ -67,7 +67,7 @@ pub const SCALES: [Scale; 3] = [
         ],
         samples: 500,
     },
-    // Its optimiser, 49.2 billion tokens, one sequence in memory at a time.
+    // Its optimiser and 49.2 billion tokens, about one window of text in memory at a time.
     Scale {
         name: "paper",
         models: &ROWS,
@@ -210,8 +210,9 @@ pub fn run_row(
 /// What rows of a configuration are asked: the validation text and others in windows of training's length. Questions are added to it.
 pub fn exam(config: &RunConfig, texts: &[PathBuf], shots: &[usize]) -> Exam {
     let TaskConfig::Text(task) = &config.task else { unreachable!("the task is set to text") };
+    let window = u32::try_from(task.length).expect("validated: at most 2^20");
     let texts = std::iter::once(task.valid.clone()).chain(texts.iter().cloned()).collect();
-    Exam { texts, window: u32::try_from(task.length).ok(), shots: shots.to_vec(), ..Exam::default() }
+    Exam { texts, window: Some(window), shots: shots.to_vec(), ..Exam::default() }
 }
 
 #[cfg(test)]
