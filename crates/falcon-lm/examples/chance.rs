@@ -5,7 +5,7 @@
 //! ```
 //!
 //! `random` gives every choice a score by chance, and must find what guessing finds: a scorer that leans to one side would not. `uniform` is a
-//! model to which all tokens are always equally likely: it takes the choice of fewest tokens (`acc`), or of fewest tokens a character
+//! model to which all tokens are always equally likely: it takes the choice of fewest tokens (`acc`), or of fewest tokens per character
 //! (`acc_norm`), which is guessing only where right answers are neither longer nor shorter than wrong ones.
 
 use std::error::Error;

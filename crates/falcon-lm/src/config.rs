@@ -232,9 +232,9 @@ impl RunConfig {
 
         let preset = name(layers, "model", "preset", "falcon-3a.3")?.to_string();
         let size = name(layers, "model", "size", "tiny")?.to_string();
-        let model = overlay("model", base(&preset, &size, &task, layers)?, &["preset", "size"], layers)?;
-        model.validate()?;
         let tokens = task.vocab_size()?;
+        let model = overlay("model", base(&preset, &size, tokens, layers)?, &["preset", "size"], layers)?;
+        model.validate()?;
         if model.vocab_size != tokens {
             return Err(RunConfigError::Vocabulary { task: tokens, got: model.vocab_size });
         }
@@ -287,8 +287,8 @@ fn recipe(task: &TaskConfig, layers: &[Layer]) -> TrainConfig {
 }
 
 /// The model that presets and sizes say, before single keys. A width or number of heads of its own carries its preset's proportions over.
-fn base(preset: &str, size: &str, task: &TaskConfig, layers: &[Layer]) -> Result<ModelConfig, RunConfigError> {
-    let mut model = ModelConfig::preset(preset, size, task.vocab_size()?)?;
+fn base(preset: &str, size: &str, tokens: usize, layers: &[Layer]) -> Result<ModelConfig, RunConfigError> {
+    let mut model = ModelConfig::preset(preset, size, tokens)?;
     let number = |key| last(layers, "model", key).and_then(Value::as_u64).map(|value| value as usize);
     let (hidden, heads) = (number("hidden_size"), number("num_heads"));
     if (hidden.is_some() || heads.is_some()) && number("head_dim").is_none() {
@@ -391,7 +391,8 @@ mod tests {
         assert_eq!((rope.1.as_str(), rope.2.as_str()), ("10000.0", "\"none\""));
         // A short run has a short warm-up, unless told otherwise.
         assert_eq!(resolved("", &["train.steps=50"]).unwrap().train.schedule.warmup, 5);
-        assert!(said("", &["train.steps=50", "train.warmup=60"]).contains("longer than the run of 50"));
+        let long = said("", &["train.steps=50", "train.warmup=60"]);
+        assert_eq!(long, "train.warmup = 60 is longer than train.steps = 50; set it lower");
         // An integer will do for a number.
         assert_eq!(resolved("[train]\nlr = 1", &[]).unwrap().train.schedule.lr, 1.0);
     }
@@ -410,7 +411,7 @@ mod tests {
         assert!(said("train = 3", &[]).contains("must be a section"));
         assert!(said("", &["train.steps=many"]).contains("train.steps = \"many\": invalid type: string"));
         assert!(said("", &["train.steps=-5"]).contains("train.steps = -5"));
-        assert!(said("", &["train.lr=-5"]).contains("lr must be above 0, got -5"));
+        assert!(said("", &["train.lr=-5"]).contains("train.lr must be above 0, got -5"));
         assert!(said("", &["train.lr=nan"]).contains("NaN is no number to compute with"));
         assert!(said("[train]\nlr = inf", &[]).contains("lr = inf is no number"));
         assert!(said("", &["model.size=340"]).contains("this is a name"));

@@ -87,7 +87,7 @@ impl Sampling {
             sum >= self.top_p
         });
         weights.truncate(kept.map_or(weights.len(), |last| last + 1));
-        let mut draw = rng(self.seed, (sequence as u64) << 48 | position as u64).random::<f64>()
+        let mut draw = rng(self.seed, (sequence as u128) << 48 | position as u128).random::<f64>()
             * weights.iter().sum::<f64>();
         let chosen = weights.iter().position(|weight| {
             draw -= weight;
@@ -422,6 +422,20 @@ mod tests {
             Sampling { repetition_penalty: f64::NAN, ..all },
         ] {
             assert!(bad.validate().is_err(), "{bad:?}");
+        }
+    }
+
+    /// However many there are; and the first draw what they always drew.
+    #[test]
+    fn every_sequence_has_draws_of_its_own() {
+        let sampling = Sampling { temperature: 1.0, top_p: 1.0, seed: 5, ..Sampling::default() };
+        let drawn = |sequence: usize| -> Vec<u32> {
+            (0..20).map(|position| sampling.choose(&[0.0; 1000], &[false; 1000], sequence, position)).collect()
+        };
+        assert_eq!(drawn(3)[..5], [756, 566, 178, 290, 601]);
+        let all = [0, 1, 65_535, 65_536, 65_537, 1 << 32].map(drawn);
+        for (index, one) in all.iter().enumerate() {
+            assert!(all[..index].iter().all(|other| other != one), "{index}: {one:?}");
         }
     }
 

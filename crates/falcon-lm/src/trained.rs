@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::config::RUN_FILE;
 use crate::data::{TOKENIZER_FILE, Tokenizer, TokenizerError};
-use crate::train::{CheckpointError, FolderError, best_checkpoint, sum, verify_model};
+use crate::train::{CheckpointError, FolderError, best_checkpoint, verify_model};
 
 /// A model and its tokenizer.
 #[derive(Debug)]
@@ -61,11 +61,25 @@ pub enum TrainedError {
     /// The tokenizer cannot be read.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// What it computes is no number.
+    #[error("{path}: {what} is {got}: the model is broken, and nothing it says can be measured")]
+    NotFinite {
+        /// The model.
+        path: PathBuf,
+        /// What was measured.
+        what: String,
+        /// What came of it.
+        got: f64,
+    },
     /// Another model's.
-    #[error("the tokenizer has {tokenizer} tokens, the model in {path} was made for {model}: it is another one's")]
+    #[error(
+        "{name}: the tokenizer has {tokenizer} tokens, the model in {path} was made for {model}: it is another one's; name its own with --tokenizer"
+    )]
     Mismatch {
         /// The model.
         path: PathBuf,
+        /// The tokenizer: a file, or what it was called.
+        name: PathBuf,
         /// Tokens of the tokenizer.
         tokenizer: usize,
         /// Tokens of the model.
@@ -89,25 +103,58 @@ impl Trained {
     /// model or in a folder above it.
     pub fn open(path: &Path, tokenizer: Option<&str>, device: &Device) -> Result<Self, TrainedError> {
         let folder = Self::check(path)?;
-        let tokenizer = match tokenizer {
-            Some(name) => Tokenizer::open(name)?,
+        let (name, tokenizer) = match tokenizer {
+            Some(name) => (name.into(), Tokenizer::open(name)?),
             None => {
                 let real = fs::canonicalize(&folder).unwrap_or_else(|_| folder.clone());
                 // Checkpoints are two folders below their run.
                 let near = real.ancestors().take(3).map(|folder| folder.join(TOKENIZER_FILE));
                 let found = near.into_iter().find(|path| path.is_file());
                 let found = found.ok_or_else(|| TrainedError::NoTokenizer { path: folder.clone() })?;
-                Tokenizer::open(&found.to_string_lossy())?
+                let tokenizer = Tokenizer::read(&found)?;
+                (found, tokenizer)
             }
         };
-        verify_model(&folder).map_err(Box::new)?;
+        let mut weights = verify_model(&folder).map_err(Box::new)?;
         let model = Model::load(&folder, device)?;
         if tokenizer.size() != model.config().vocab_size {
             let (tokenizer, model) = (tokenizer.size(), model.config().vocab_size);
-            return Err(TrainedError::Mismatch { path: folder, tokenizer, model });
+            return Err(TrainedError::Mismatch { path: folder, name, tokenizer, model });
         }
-        let mut weights = sum(&folder.join(WEIGHTS_FILE)).map_err(Box::new)?;
         weights.truncate(16);
         Ok(Self { model, tokenizer, folder, weights })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use falcon_nn::ModelConfig;
+
+    use super::*;
+
+    /// Names of folders need not be text, and a tokenizer that does not fit is named.
+    #[cfg(unix)]
+    #[test]
+    fn models_are_opened_wherever_they_are() {
+        use std::os::unix::ffi::OsStrExt;
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+        let model = ModelConfig::preset("retnet", "micro", 257).unwrap().init(0, &Device::flex()).unwrap();
+        model.save(&folder).unwrap();
+        let open = |tokenizer| Trained::open(&folder, tokenizer, &Device::flex());
+        assert!(open(None).unwrap_err().to_string().contains("name one with --tokenizer"));
+        Tokenizer::bytes().save(&folder.join(TOKENIZER_FILE)).unwrap();
+        let trained = open(None).unwrap();
+        assert_eq!(trained.tokenizer, Tokenizer::bytes());
+        let mut weights = crate::train::sum(&folder.join(WEIGHTS_FILE)).unwrap();
+        weights.truncate(16);
+        assert_eq!(trained.weights, weights);
+        let other = root.path().join("other.json");
+        Tokenizer::learn(260, ["one two ".repeat(9)].into_iter()).unwrap().save(&other).unwrap();
+        let said = open(other.to_str()).unwrap_err().to_string();
+        assert!(
+            said.contains("other.json: the tokenizer has 260 tokens") && said.contains("made for 257"),
+            "{said}"
+        );
     }
 }

@@ -11,7 +11,7 @@
 //!
 //! A document begins with the tokenizer's end token, so that its first word has something to follow.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -30,6 +30,8 @@ use super::tokenizer::Tokenizer;
 const MAGIC: &[u8; 8] = b"FALCTOK1";
 /// Bytes of a checksum.
 const SUM: usize = 32;
+/// How often one that waits for another's tokens looks whether they are there, and whether it should stop.
+const TURN: Duration = Duration::from_millis(50);
 
 /// Why there are no tokens.
 #[derive(Debug, Error)]
@@ -41,7 +43,7 @@ pub enum CacheError {
     #[error("interrupted while text was made into tokens; it begins anew the next time")]
     Interrupted,
     /// The tokens cannot be kept.
-    #[error("{path}: {error}; set FALCON_CACHE to a folder with room")]
+    #[error("{path}: {error}; set FALCON_CACHE to a folder that can be written and has room")]
     Io {
         /// The file.
         path: PathBuf,
@@ -92,7 +94,7 @@ pub fn folder() -> PathBuf {
 
 impl Tokens {
     /// The tokens of `source`, from `folder` if they are there and whole, otherwise made. `progress` is told the bytes of text done, and
-    /// may say to stop by false.
+    /// may say to stop by false; 0 while another process makes the same tokens.
     pub fn open(
         source: &Source,
         tokenizer: &Tokenizer,
@@ -115,7 +117,14 @@ impl Tokens {
         // Runs that begin side by side want the same tokens: one makes them, the others wait.
         let turn = folder.join(format!("{ASIDE}{name}.lock"));
         let lock = File::create(&turn).map_err(io)?;
-        lock.lock().map_err(io)?;
+        loop {
+            match lock.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if progress(0) => std::thread::sleep(TURN),
+                Err(TryLockError::WouldBlock) => return Err(CacheError::Interrupted),
+                Err(TryLockError::Error(error)) => return Err(io(error)),
+            }
+        }
         let made = known().map_or_else(
             || {
                 make(source, stamps.clone(), tokenizer, &path, progress)?;
@@ -208,6 +217,12 @@ fn is_wide(tokenizer: &Tokenizer) -> bool {
 /// Bytes as people write hashes.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What is wrong with JSON that is one line of a file, which is known by its number: the place in it is the column.
+pub(crate) fn in_line(error: &serde_json::Error) -> String {
+    let said = error.to_string();
+    said.rsplit_once(" at line ").map_or(said.clone(), |(what, _)| format!("{what}, column {}", error.column()))
 }
 
 /// Bytes of text that are encoded side by side, about.
@@ -333,8 +348,8 @@ mod tests {
             let mut made = false;
             let source = Source::open(self.folder.path()).unwrap();
             let cache = self.folder.path().join("cache");
-            let tokens = Tokens::open(&source, tokenizer, &cache, &mut |_| {
-                made = true;
+            let tokens = Tokens::open(&source, tokenizer, &cache, &mut |bytes| {
+                made |= bytes > 0;
                 true
             })
             .unwrap();
@@ -418,6 +433,30 @@ mod tests {
         let stopped = Tokens::open(&source, &Tokenizer::bytes(), &cache, &mut |_| false);
         assert!(matches!(stopped, Err(CacheError::Interrupted)));
         assert_eq!(fs::read_dir(cache).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn one_that_waits_can_be_stopped() {
+        let made = Made::new("one");
+        made.open(&Tokenizer::bytes());
+        let (path, cache) = (made.file(), made.folder.path().join("cache"));
+        fs::remove_file(&path).unwrap();
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        let other = File::create(cache.join(format!("{ASIDE}{name}.lock"))).unwrap();
+        other.lock().unwrap();
+        // Not for ever, if it cannot.
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_secs(5));
+            drop(other);
+        });
+        let source = Source::open(made.folder.path()).unwrap();
+        let mut told = Vec::new();
+        let stopped = Tokens::open(&source, &Tokenizer::bytes(), &cache, &mut |bytes| {
+            told.push(bytes);
+            told.len() < 3
+        });
+        assert!(matches!(stopped, Err(CacheError::Interrupted)), "{stopped:?}");
+        assert_eq!(told, [0; 3]);
     }
 
     #[test]

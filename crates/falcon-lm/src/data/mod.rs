@@ -4,7 +4,7 @@ mod cache;
 mod source;
 mod tokenizer;
 
-pub(crate) use self::cache::hex;
-pub use self::cache::{CacheError, Tokens, Totals, folder as cache_folder};
+pub use self::cache::{CacheError, Tokens, Totals};
+pub(crate) use self::cache::{folder as cache_folder, hex, in_line};
 pub use self::source::{FileStamp, Piece, Source, SourceError, digest, sample};
 pub use self::tokenizer::{TOKENIZER_FILE, TextStream, Tokenizer, TokenizerError};

@@ -1,4 +1,4 @@
-//! Text from files and folders: plain or a JSON object a line, compressed or not, read piece by piece so that no
+//! Text from files and folders: plain or one JSON object per line, compressed or not, read piece by piece so that no
 //! file is too large (a line of JSON is held whole).
 
 use std::ffi::OsStr;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
-use super::cache::hex;
+use super::cache::{hex, in_line};
 
 /// Why text cannot be read.
 #[derive(Debug, Error)]
@@ -270,12 +270,17 @@ impl<R: BufRead> Read for Frames<R> {
             if read > 0 || out.is_empty() {
                 return Ok(read);
             }
+            // The library computes the checksum, and leaves it to its caller to compare.
+            let sums = frame.get_checksum_from_data().zip(frame.get_calculated_checksum());
+            if sums.is_some_and(|(written, found)| written != found) {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "damaged: its checksum is another"));
+            }
             self.frame = None;
         }
     }
 }
 
-/// A document a line: an object with a `text`.
+/// One document per line: an object with a `text`.
 fn documents<E: From<SourceError>>(
     path: &Path,
     mut reader: Box<dyn BufRead>,
@@ -291,15 +296,16 @@ fn documents<E: From<SourceError>>(
         if reader.read_until(b'\n', &mut bytes).map_err(|error| at(path, error))? == 0 {
             break;
         }
-        if bytes.trim_ascii().is_empty() {
+        let json = bytes.trim_ascii_end();
+        if json.is_empty() {
             continue;
         }
         let wrong = |error: serde_json::Error| SourceError::Line {
             path: path.into(),
             line,
-            error: format!("not a JSON object with the text of a document under \"text\": {error}"),
+            error: format!("not a JSON object with the text of a document under \"text\": {}", in_line(&error)),
         };
-        let Document { text } = serde_json::from_slice(&bytes).map_err(wrong)?;
+        let Document { text } = serde_json::from_slice(json).map_err(wrong)?;
         let mut rest = text.as_str();
         let mut first = true;
         while !rest.is_empty() {
@@ -437,6 +443,22 @@ mod tests {
         }
     }
 
+    /// A frame of bytes as they are, in which a changed one is found by the checksum alone.
+    #[test]
+    fn damage_in_a_frame_is_noticed() {
+        let text = "Öl und Wasser.\n";
+        let good =
+            ruzstd::encoding::compress_to_vec(text.as_bytes(), ruzstd::encoding::CompressionLevel::Uncompressed);
+        let at = good.windows(text.len()).position(|bytes| bytes == text.as_bytes()).expect("as they are");
+        let (_folder, path) = file("a.zst", &good);
+        assert_eq!(read(&path).unwrap()[0].text, text);
+        let mut bad = good;
+        bad[at + 4] ^= 1;
+        let (_folder, path) = file("a.zst", &bad);
+        let said = read(&path).unwrap_err().to_string();
+        assert!(said.contains("a.zst") && said.contains("checksum"), "{said}");
+    }
+
     #[test]
     fn long_files_come_in_pieces_that_begin_lines() {
         // Lines of all lengths, with empty ones between, and characters of two bytes that fall on every cut.
@@ -475,7 +497,7 @@ mod tests {
         assert_eq!(pieces[1..].iter().map(|piece| piece.text.as_str()).collect::<String>(), long);
         let (_folder, path) = file("a.jsonl", b"{\"text\": \"one\"}\n{\"body\": \"two\"}\n");
         let said = read(&path).unwrap_err().to_string();
-        assert!(said.contains("line 2") && said.contains("text"), "{said}");
+        assert!(said.contains("a.jsonl, line 2: ") && said.ends_with("missing field `text`, column 15"), "{said}");
     }
 
     #[test]

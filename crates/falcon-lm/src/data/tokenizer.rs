@@ -106,10 +106,11 @@ fn byte_level(bpe: BPE) -> Inner {
 impl Tokenizer {
     /// By what the command line calls it: `bytes`, or a file or folder.
     pub fn open(name: &str) -> Result<Self, TokenizerError> {
-        if name == "bytes" {
-            return Ok(Self::bytes());
-        }
-        let path = Path::new(name);
+        if name == "bytes" { Ok(Self::bytes()) } else { Self::read(Path::new(name)) }
+    }
+
+    /// From a file or folder.
+    pub(crate) fn read(path: &Path) -> Result<Self, TokenizerError> {
         let [json, vocabulary, merges] = [TOKENIZER_FILE, "vocab.json", "merges.txt"].map(|file| path.join(file));
         if path.is_file() {
             Self::file(path)
@@ -138,7 +139,7 @@ impl Tokenizer {
         Self { plain: true, ..Self::with_end(inner) }
     }
 
-    /// Pairs of letters that are frequent in `texts`, joined until there are `size` tokens.
+    /// Learns a byte-pair encoding: joins the most frequent pair of tokens in `texts` again and again, until there are `size` tokens.
     pub fn learn(size: usize, texts: impl Iterator<Item = String> + Send) -> Result<Self, TokenizerError> {
         if !(257..=1 << 24).contains(&size) {
             return Err(TokenizerError::Size { got: size });
@@ -163,8 +164,10 @@ impl Tokenizer {
 
     fn gpt2(vocabulary: &Path, merges: &Path) -> Result<Self, TokenizerError> {
         let bad = |error: String| TokenizerError::Bad { path: vocabulary.into(), error };
-        let [v, m] = [vocabulary, merges].map(|path| path.display().to_string());
-        let bpe = BPE::from_file(&v, &m).build().map_err(|error| bad(error.to_string()))?;
+        let (Some(v), Some(m)) = (vocabulary.to_str(), merges.to_str()) else {
+            return Err(bad("its path is no UTF-8, as the library needs it; rename the folder".into()));
+        };
+        let bpe = BPE::from_file(v, m).build().map_err(|error| bad(error.to_string()))?;
         Self::new(byte_level(bpe), vocabulary)
     }
 
@@ -234,7 +237,7 @@ impl Tokenizer {
     /// Text as its tokens come, after the one before: decoders treat a beginning in a way of its own.
     pub fn stream(&self, before: Option<u32>) -> TextStream<'_> {
         let tokens: Vec<u32> = before.into_iter().collect();
-        TextStream { tokenizer: self, said: tokens.len(), tokens }
+        TextStream { tokenizer: self, said: self.decode(&tokens), tokens, waiting: 0 }
     }
 }
 
@@ -244,7 +247,10 @@ pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     /// The last ones: some that are said, for what decoders do at a beginning, and those that wait.
     tokens: Vec<u32>,
-    said: usize,
+    /// What is said of their text.
+    said: String,
+    /// How many of them wait; one that ends a character and begins another is said and waits.
+    waiting: usize,
 }
 
 /// Tokens that a character may wait for: as many as it has bytes, so what waits longer is none.
@@ -254,24 +260,31 @@ impl TextStream<'_> {
     /// What the next token adds.
     pub fn push(&mut self, token: u32) -> String {
         self.tokens.push(token);
-        let (before, all) =
-            (self.tokenizer.decode(&self.tokens[..self.said]), self.tokenizer.decode(&self.tokens));
-        let waits = all.ends_with('\u{fffd}') && self.tokens.len() - self.said < WAIT;
-        if waits {
-            return String::new();
+        self.waiting += 1;
+        let all = self.tokenizer.decode(&self.tokens);
+        if all.ends_with('\u{fffd}') {
+            let whole = all.trim_end_matches('\u{fffd}');
+            let new = whole.strip_prefix(&self.said).unwrap_or_default().to_string();
+            if !new.is_empty() {
+                (self.said, self.waiting) = (whole.into(), 1);
+            }
+            if !new.is_empty() || self.waiting < WAIT {
+                return new;
+            }
         }
-        let new = all.strip_prefix(&before).unwrap_or(&all).to_string();
+        let new = all.strip_prefix(&self.said).unwrap_or(&all).to_string();
         // The last one said stays as the beginning of what is decoded next.
         self.tokens.drain(..self.tokens.len() - 1);
-        self.said = 1;
+        (self.said, self.waiting) = (self.tokenizer.decode(&self.tokens), 0);
         new
     }
 
     /// What still waits.
     pub fn finish(&mut self) -> String {
-        let before = self.tokenizer.decode(&self.tokens[..std::mem::take(&mut self.said)]);
-        let all = self.tokenizer.decode(&std::mem::take(&mut self.tokens));
-        all.strip_prefix(&before).unwrap_or(&all).to_string()
+        let (said, all) =
+            (std::mem::take(&mut self.said), self.tokenizer.decode(&std::mem::take(&mut self.tokens)));
+        self.waiting = 0;
+        all.strip_prefix(&said).unwrap_or(&all).to_string()
     }
 }
 
@@ -334,6 +347,17 @@ mod tests {
         let tokenizer = open().unwrap();
         assert_eq!(tokenizer.encode("abab ab"), [257, 257, 258]);
         assert_eq!((tokenizer.end(), tokenizer.size()), (256, 259));
+        #[cfg(unix)]
+        {
+            use std::os::unix::ffi::OsStrExt;
+            let elsewhere = folder.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+            fs::create_dir(&elsewhere).unwrap();
+            for name in ["vocab.json", "merges.txt"] {
+                fs::copy(folder.path().join(name), elsewhere.join(name)).unwrap();
+            }
+            let said = Tokenizer::read(&elsewhere).unwrap_err().to_string();
+            assert!(said.contains("vocab.json") && said.contains("rename the folder"), "{said}");
+        }
         write("vocab.json", r#"{"a": 0, "b": 1, "ab": 2, "Ġ": 3, "Ġab": 4, "<|endoftext|>": 5}"#);
         let said = open().unwrap_err().to_string();
         assert!(said.contains("leaves out what it does not know"), "{said}");
@@ -357,6 +381,29 @@ mod tests {
         let said: String =
             [0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 65].map(|byte| stream.push(byte)).concat();
         assert!(said.ends_with('A') && said.contains('\u{fffd}'), "{said}");
+    }
+
+    /// A token that ends one character and begins the next: the one is said, the other waits.
+    #[test]
+    fn a_token_of_two_characters_streams() {
+        // The bytes f0 9f 99 82 are one character; 257 is 82 f0.
+        let mut vocabulary: Vec<(String, u32)> = Tokenizer::bytes().inner.get_vocab(true).into_iter().collect();
+        let letter = |byte: u32| vocabulary.iter().find(|(_, id)| *id == byte).unwrap().0.clone();
+        let (first, second) = (letter(0x82), letter(0xf0));
+        vocabulary.push((format!("{first}{second}"), 257));
+        let merges = vec![(first, second)];
+        let vocabulary: [(String, u32); 258] = vocabulary.try_into().unwrap();
+        let bpe = BPE::builder().vocab_and_merges(vocabulary, merges).build().unwrap();
+        let tokenizer = Tokenizer::new(byte_level(bpe), Path::new("test")).unwrap();
+        let mut stream = tokenizer.stream(None);
+        let said = [0xf0, 0x9f, 0x99, 257, 0x9f, 0x99, 257, 0x9f, 0x99, 0x82, 65].map(|token| stream.push(token));
+        assert_eq!(said, ["", "", "", "🙂", "", "", "🙂", "", "", "🙂", "A"]);
+        let mut stream = tokenizer.stream(None);
+        let said = [65, 0xf0, 0x9f, 0x99, 257, 65].map(|token| stream.push(token));
+        assert_eq!(said, ["A", "", "", "", "🙂", "\u{fffd}A"], "what never becomes a character is said as such");
+        let mut stream = tokenizer.stream(None);
+        let said = [0xf0, 0x9f, 0x99, 257].map(|token| stream.push(token)).concat();
+        assert_eq!((said.as_str(), stream.finish().as_str()), ("🙂", "\u{fffd}"));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use super::likelihood::{Likelihood, Request, likelihoods};
-use crate::data::{Tokenizer, hex};
+use crate::data::{Tokenizer, hex, in_line};
 
 /// How a question is put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +83,9 @@ pub enum BenchmarkError {
         error: String,
     },
     /// Too few questions.
-    #[error("{path}: {got} questions to ask; {needed} are needed, one more than there are examples")]
+    #[error(
+        "{path}: {got} questions to ask; {needed} are needed, one more than there are examples: set --limit higher or --shots lower"
+    )]
     Few {
         /// The file.
         path: PathBuf,
@@ -104,6 +106,8 @@ pub struct Item {
     /// Characters of each choice.
     lengths: Vec<usize>,
     gold: usize,
+    /// Where it is in its file, counted from 1.
+    line: usize,
 }
 
 /// A line of a file; which of these it has depends on the benchmark.
@@ -120,7 +124,7 @@ struct Line {
 }
 
 impl Item {
-    fn of(form: Form, line: Line) -> Result<Self, String> {
+    fn of(form: Form, line: Line, number: usize) -> Result<Self, String> {
         fn need<T>(value: Option<T>, name: &str) -> Result<T, String> {
             value.ok_or_else(|| format!("it has no {name:?}"))
         }
@@ -156,7 +160,18 @@ impl Item {
             return Err("a choice is empty".into());
         }
         let lengths = choices.iter().map(|choice| choice.chars().count()).collect();
-        Ok(Self { contexts, ways: choices.iter().map(|choice| format!(" {choice}")).collect(), lengths, gold })
+        let ways = choices.iter().map(|choice| format!(" {choice}")).collect();
+        Ok(Self { contexts, ways, lengths, gold, line: number })
+    }
+
+    /// How many ways to go on it has.
+    pub(super) fn ways(&self) -> usize {
+        self.ways.len()
+    }
+
+    /// Where it is in its file, counted from 1.
+    pub(super) fn line(&self) -> usize {
+        self.line
     }
 
     /// The question with its answer, as an example for another.
@@ -176,11 +191,17 @@ pub struct Estimate {
 
 impl Estimate {
     fn of(values: &[f64]) -> Self {
-        let n = values.len() as f64;
-        let mean = values.iter().sum::<f64>() / n;
-        let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-        Self { mean, stderr: if n > 1.0 { (squares / (n - 1.0) / n).sqrt() } else { 0.0 } }
+        let (mean, variance) = mean_and_variance(values);
+        Self { mean, stderr: variance.map_or(0.0, |variance| (variance / values.len() as f64).sqrt()) }
     }
+}
+
+/// The mean of a sample and its variance, which a single value has not.
+pub(crate) fn mean_and_variance(values: &[f64]) -> (f64, Option<f64>) {
+    let n = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / n;
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (mean, (values.len() > 1).then(|| squares / (n - 1.0)))
 }
 
 /// What a model made of a benchmark.
@@ -195,10 +216,10 @@ pub struct BenchmarkResult {
     /// What tells these questions, examples and tokens from others.
     #[serde(default)]
     pub fingerprint: String,
-    /// Right answers of guessing; of last words 0.
+    /// Fraction of right answers that guessing has; of last words 0.
     #[serde(default)]
     pub chance: f64,
-    /// Right answers by the likelihood of the whole choice; of last words, those that are the likeliest.
+    /// Fraction of right answers by the likelihood of the whole choice; of last words, of those that are the likeliest.
     pub acc: Estimate,
     /// The same by the likelihood divided by characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -222,7 +243,7 @@ impl Benchmark {
         BENCHMARKS.iter().find(|benchmark| benchmark.name == name)
     }
 
-    /// The questions in a file, a JSON object a line; `limit` of them from all over the file, which must be more than `shots`. (Files are
+    /// The questions in a file, one JSON object per line; `limit` of them from all over the file, which must be more than `shots`. (Files are
     /// seldom shuffled: the first third of HellaSwag is another kind of text than the rest.)
     pub fn read(&self, path: &Path, limit: usize, shots: usize) -> Result<Vec<Item>, BenchmarkError> {
         let text = fs::read_to_string(path).map_err(|error| BenchmarkError::Io { path: path.into(), error })?;
@@ -232,8 +253,8 @@ impl Benchmark {
             .map(|item| {
                 let (index, line) = lines[item * lines.len() / count];
                 let wrong = |error| BenchmarkError::Line { path: path.into(), line: index + 1, error };
-                let line: Line = serde_json::from_str(line).map_err(|error| wrong(error.to_string()))?;
-                Item::of(self.form, line).map_err(wrong)
+                let line: Line = serde_json::from_str(line).map_err(|error| wrong(in_line(&error)))?;
+                Item::of(self.form, line, index + 1).map_err(wrong)
             })
             .collect();
         let items = items?;
@@ -294,21 +315,21 @@ impl Benchmark {
     }
 
     /// Puts [`Benchmark::requests`] to a model. None if `progress`, told the choices done and all, says to stop by false.
-    pub fn run(
+    pub(super) fn put(
         &self,
         model: &Model,
         items: &[Item],
         requests: &[Request],
         shots: usize,
         progress: &mut dyn FnMut(usize, usize) -> bool,
-    ) -> Option<BenchmarkResult> {
+    ) -> Option<Vec<Likelihood>> {
         let all = requests.len();
         // The first ones have other examples than the rest, which share theirs.
         let (first, rest) =
             requests.split_at(items[..shots.min(items.len())].iter().map(|item| item.ways.len()).sum());
         let mut answers = likelihoods(model, first, &mut |done| progress(done, all))?;
         answers.extend(likelihoods(model, rest, &mut |done| progress(first.len() + done, all))?);
-        Some(BenchmarkResult { fingerprint: fingerprint(items, requests), ..self.grade(items, &answers, shots) })
+        Some(answers)
     }
 }
 
@@ -508,6 +529,8 @@ mod tests {
         let good = r#"{"question": "q", "choices": ["a", "b"], "gold": 1}"#;
         let wrong = said("piqa", &format!("{good}\n{{\"question\": \"q\", \"gold\": 0}}"));
         assert!(wrong.contains("line 2") && wrong.contains("no \"choices\""), "{wrong}");
+        let cut = said("piqa", &format!("{good}\n{}", &good[..good.len() - 1]));
+        assert!(cut.ends_with("line 2: EOF while parsing an object, column 50"), "{cut}");
         assert!(said("piqa", &good.replace("1}", "2}")).contains("gold is 2, and there are 2 choices"));
         assert!(said("piqa", "").contains("0 questions to ask; 1 are needed"));
         assert!(said("winogrande", good).contains("no \"contexts\""));

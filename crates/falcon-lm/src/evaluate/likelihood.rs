@@ -49,13 +49,13 @@ impl Request {
     }
 }
 
-/// Tokens that are read in one call, and sequences side by side, at most.
+/// Tokens that are read in one call, and sequences side by side, at most; more if the requests of one context alone have more.
 const TOKENS: usize = 8192;
 const SEQUENCES: usize = 256;
 
 /// The likelihoods of `requests`. What all of them begin with is read once, what some share as context once for all of those. `progress` is
 /// told how many are done, and may say to stop by false.
-pub fn likelihoods(
+pub(super) fn likelihoods(
     model: &Model,
     requests: &[Request],
     progress: &mut dyn FnMut(usize) -> bool,
@@ -67,14 +67,14 @@ pub fn likelihoods(
     let shared = shared(requests);
     let start = begin(model, requests, shared);
     let mut groups: Vec<&[usize]> = order.chunk_by(|a, b| requests[*a].context == requests[*b].context).collect();
-    // Of about the same length, so that the batches are full.
+    // By length, so that those of one call have about the same.
     groups.sort_by_key(|group| requests[group[0]].context.len());
     let mut done = 0;
     while !groups.is_empty() {
         let (mut tokens, mut sequences, mut count) = (0, 0, 0);
         for group in &groups {
-            let longest = group.iter().map(|i| requests[*i].continuation.len()).sum::<usize>();
-            tokens += requests[group[0]].context.len() - shared + longest;
+            let asked: usize = group.iter().map(|i| requests[*i].continuation.len()).sum();
+            tokens += requests[group[0]].context.len() - shared + asked;
             sequences += group.len();
             if count > 0 && (tokens > TOKENS || sequences > SEQUENCES) {
                 break;

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::choices::fingerprint;
-use super::{Benchmark, BenchmarkError, BenchmarkResult, Item, Reading, TextScore, text_score};
+use super::{Benchmark, BenchmarkError, BenchmarkResult, Estimate, Item, Reading, TextScore, text_score};
 use crate::data::{CacheError, Source, Tokens, cache_folder};
-use crate::trained::Trained;
+use crate::trained::{Trained, TrainedError};
 
 /// What is asked.
 #[derive(Debug, Default)]
@@ -59,7 +59,7 @@ impl ModelResult {
 }
 
 /// Told what is being measured, how much of it is done, and how much there is, 0 if that is not known; false stops.
-pub type Progress<'a> = dyn FnMut(&str, usize, usize) -> bool + 'a;
+pub type OnProgress<'a> = dyn FnMut(&str, usize, usize) -> bool + 'a;
 
 impl Exam {
     /// Reads the questions of benchmarks from `folder`, at most `limit` of each.
@@ -83,34 +83,36 @@ impl Exam {
     }
 
     /// Measures what `known` does not have yet, and gives `known` to `keep` after every part. Returns what was asked, in order, from what is
-    /// known now; `complete` says whether that is all.
-    pub fn take<E: From<CacheError>>(
+    /// known now; `complete` says whether that is all. A model whose likelihoods are not finite is refused before anything of that is kept:
+    /// JSON has no such numbers.
+    pub fn take<E: From<CacheError> + From<TrainedError>>(
         &self,
         trained: &Trained,
         known: &mut ModelResult,
         keep: &mut dyn FnMut(&ModelResult) -> Result<(), E>,
-        progress: &mut Progress<'_>,
+        progress: &mut OnProgress<'_>,
     ) -> Result<Answers, E> {
         let mut asked = ModelResult { texts: Vec::new(), benchmarks: Vec::new(), ..known.clone() };
-        let complete = self.read(trained, known, &mut asked, keep, progress)?
+        let complete = self.read(&cache_folder(), trained, known, &mut asked, keep, progress)?
             && self.answer(trained, known, &mut asked, keep, progress)?;
         Ok(Answers { asked, complete })
     }
 
     /// False if it was interrupted.
-    fn read<E: From<CacheError>>(
+    fn read<E: From<CacheError> + From<TrainedError>>(
         &self,
-        Trained { model, tokenizer, .. }: &Trained,
+        cache: &Path,
+        Trained { model, tokenizer, folder, .. }: &Trained,
         known: &mut ModelResult,
         asked: &mut ModelResult,
         keep: &mut dyn FnMut(&ModelResult) -> Result<(), E>,
-        progress: &mut Progress<'_>,
+        progress: &mut OnProgress<'_>,
     ) -> Result<bool, E> {
         for path in &self.texts {
             let name = path.display().to_string();
             progress(&name, 0, 0);
             let source = Source::open(path).map_err(CacheError::from)?;
-            let opened = Tokens::open(&source, tokenizer, &cache_folder(), &mut |bytes| {
+            let opened = Tokens::open(&source, tokenizer, cache, &mut |bytes| {
                 progress(&format!("{name}: {} MiB made into tokens", bytes >> 20), 0, 0)
             });
             let text = match opened {
@@ -127,6 +129,7 @@ impl Exam {
             let reading = self.window.map_or(Reading::Whole, |window| Reading::Windows(window as usize));
             let score = text_score(model, &text, reading, &mut |done, all| progress(&name, done, all));
             let Some(score) = score else { return Ok(false) };
+            finite(folder, score.nats, || format!("the cost of {name}"))?;
             let fingerprint = text.fingerprint().to_string();
             let found = TextResult { text: name, fingerprint, window: self.window, score };
             known.texts.push(found.clone());
@@ -137,13 +140,13 @@ impl Exam {
     }
 
     /// False if it was interrupted.
-    fn answer<E: From<CacheError>>(
+    fn answer<E: From<TrainedError>>(
         &self,
-        Trained { model, tokenizer, .. }: &Trained,
+        Trained { model, tokenizer, folder, .. }: &Trained,
         known: &mut ModelResult,
         asked: &mut ModelResult,
         keep: &mut dyn FnMut(&ModelResult) -> Result<(), E>,
-        progress: &mut Progress<'_>,
+        progress: &mut OnProgress<'_>,
     ) -> Result<bool, E> {
         for (benchmark, items) in &self.questions {
             for &shots in &self.shots {
@@ -158,9 +161,17 @@ impl Exam {
                     asked.benchmarks.push(old.clone());
                     continue;
                 }
-                let found =
-                    benchmark.run(model, items, &requests, shots, &mut |done, all| progress(&title, done, all));
-                let Some(found) = found else { return Ok(false) };
+                let answers =
+                    benchmark.put(model, items, &requests, shots, &mut |done, all| progress(&title, done, all));
+                let Some(answers) = answers else { return Ok(false) };
+                let lines = items.iter().flat_map(|item| vec![item.line(); item.ways()]);
+                for (answer, line) in answers.iter().zip(lines) {
+                    finite(folder, answer.log, || format!("{title}: the likelihood of a choice of line {line}"))?;
+                }
+                let found = BenchmarkResult { fingerprint: print, ..benchmark.grade(items, &answers, shots) };
+                if let Some(Estimate { mean, stderr }) = found.perplexity {
+                    finite(folder, mean + stderr, || format!("{title}: the perplexity"))?;
+                }
                 known.benchmarks.push(found.clone());
                 asked.benchmarks.push(found);
                 keep(known)?;
@@ -168,6 +179,11 @@ impl Exam {
         }
         Ok(true)
     }
+}
+
+/// Refuses what is no number.
+fn finite(model: &Path, got: f64, what: impl FnOnce() -> String) -> Result<(), TrainedError> {
+    if got.is_finite() { Ok(()) } else { Err(TrainedError::NotFinite { path: model.into(), what: what(), got }) }
 }
 
 /// What came of an [`Exam`].
@@ -188,6 +204,7 @@ mod tests {
 
     use super::*;
     use crate::data::Tokenizer;
+    use crate::reproduce::RowError;
 
     fn trained(seed: u64) -> Trained {
         let config = ModelConfig::preset("falcon-1a.3", "micro", 257).unwrap();
@@ -202,7 +219,7 @@ mod tests {
         let mut exam = Exam { shots: vec![0, 1], ..Exam::default() };
         exam.ask(&[Benchmark::named("piqa").unwrap()], folder, usize::MAX).unwrap();
         let mut kept = 0;
-        let mut keep = |_: &ModelResult| -> Result<(), CacheError> {
+        let mut keep = |_: &ModelResult| -> Result<(), RowError> {
             kept += 1;
             Ok(())
         };
@@ -234,7 +251,7 @@ mod tests {
         exam.ask(&[Benchmark::named("piqa").unwrap()], folder.path(), 5).unwrap();
         let mut known = ModelResult::new("m".into(), &trained(0));
         let mut kept = Vec::new();
-        let mut keep = |known: &ModelResult| -> Result<(), CacheError> {
+        let mut keep = |known: &ModelResult| -> Result<(), RowError> {
             kept.push(known.benchmarks.len());
             Ok(())
         };
@@ -242,5 +259,38 @@ mod tests {
         let answers = exam.take(&trained(0), &mut known, &mut keep, first_only).unwrap();
         assert!(!answers.complete);
         assert_eq!((answers.asked.benchmarks.len(), known.benchmarks.len(), kept), (1, 1, vec![1]));
+    }
+
+    /// It would be scored, and kept as nothing.
+    #[test]
+    fn what_is_no_number_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let line = r#"{"question": "q", "choices": ["a", "b"], "gold": 0}"#;
+        fs::write(folder.path().join("piqa.jsonl"), ["", line].join("\n")).unwrap();
+        let text = folder.path().join("a.txt");
+        fs::write(&text, "one two").unwrap();
+        let mut broken = trained(0);
+        broken.model = broken.model.with_parameters(|name, values| {
+            let mut numbers = values.to_vec();
+            if name == "model.embeddings.weight" {
+                numbers[usize::from(b'e') * values.shape[1]] = f32::NAN;
+            }
+            numbers
+        });
+        broken.folder = "runs/broken".into();
+        let fresh = || ModelResult::new("m".into(), &broken);
+        let (mut known, mut asked) = (fresh(), fresh());
+        let mut keep = |_: &ModelResult| -> Result<(), RowError> { panic!("nothing to keep") };
+        let mut exam = Exam { shots: vec![0], texts: vec![text.clone()], ..Exam::default() };
+        exam.ask(&[Benchmark::named("piqa").unwrap()], folder.path(), usize::MAX).unwrap();
+        let said = exam.answer(&broken, &mut known, &mut asked, &mut keep, &mut |_, _, _| true).unwrap_err();
+        let expected = "runs/broken: PIQA, 0-shot: the likelihood of a choice of line 2 is NaN";
+        assert!(said.to_string().contains(expected), "{said}");
+        // Tokens are kept in a folder of the test, not of the user.
+        let cache = folder.path().join("cache");
+        let said = exam.read(&cache, &broken, &mut known, &mut asked, &mut keep, &mut |_, _, _| true);
+        let said = said.unwrap_err().to_string();
+        assert!(said.contains(&format!("runs/broken: the cost of {} is NaN", text.display())), "{said}");
+        assert_eq!([&known, &asked], [&fresh(), &fresh()]);
     }
 }

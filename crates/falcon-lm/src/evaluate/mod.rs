@@ -10,10 +10,12 @@ use std::ops::AddAssign;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use falcon_nn::{Model, Prediction, predictions};
 
+pub(crate) use self::choices::mean_and_variance;
 pub use self::choices::{BENCHMARKS, Benchmark, BenchmarkError, BenchmarkResult, Estimate, Item};
-pub use self::likelihood::{Likelihood, Request, likelihoods};
-pub use self::measure::{Answers, Exam, ModelResult, Progress, TextResult};
-pub use self::perplexity::{Reading, TextScore, text_score};
+pub use self::likelihood::{Likelihood, Request};
+pub use self::measure::{Answers, Exam, ModelResult, OnProgress, TextResult};
+pub use self::perplexity::TextScore;
+use self::perplexity::{Reading, text_score};
 use crate::tasks::{Batch, Split};
 use crate::train::Scores;
 
@@ -21,10 +23,10 @@ use crate::train::Scores;
 const TOKENS: usize = 8192;
 
 /// A split's name, its scores, and those of its groups.
-pub type SplitScores = (String, Scores, Vec<(String, Scores)>);
+pub(crate) type SplitScores = (String, Scores, Vec<(String, Scores)>);
 
 /// The scores of all splits. `model` should not track gradients ([`burn::module::Module::valid`]): they would cost memory.
-pub fn evaluate(model: &Model, splits: &[Split]) -> Vec<SplitScores> {
+pub(crate) fn evaluate(model: &Model, splits: &[Split]) -> Vec<SplitScores> {
     let of = |split: &Split| {
         let tallies: Vec<(String, Tally)> =
             split.groups.iter().map(|(name, batch)| (name.clone(), measure(model, batch))).collect();
@@ -149,8 +151,12 @@ mod tests {
     #[test]
     fn parts_make_the_whole() {
         let model = ModelConfig::preset("falcon-1a.3", "tiny", 12).unwrap().init(0, &Device::flex()).unwrap();
-        let sequence = |n: usize| ((0..n as i32).map(|i| i % 12).collect(), vec![3; n]);
-        let (long, short) = (Batch::new((0..9).map(|_| sequence(1000))), Batch::new([sequence(7)]));
+        let sequence = |seed: usize, n: usize| {
+            let token = |i: usize| (i * i + seed * i + seed) % 12;
+            ((0..n).map(|i| token(i) as i32).collect(), (1..=n).map(|i| token(i) as i64).collect())
+        };
+        let (long, short) = (Batch::new((0..9).map(|seed| sequence(seed, 1000))), Batch::new([sequence(10, 7)]));
+        assert!(long.tokens.len() > TOKENS, "more than one call");
         let split = |groups: Vec<(&str, &Batch)>| Split {
             name: "validation".into(),
             groups: groups.into_iter().map(|(name, batch)| (name.to_string(), batch.clone())).collect(),
@@ -161,5 +167,10 @@ mod tests {
         let mean = (9000.0 * groups[0].1.loss + 7.0 * groups[1].1.loss) / 9007.0;
         assert!((total.loss - mean).abs() < 1e-12);
         assert_eq!((scores[1].1, scores[1].2.len()), (groups[0].1, 0));
+        for ((_, parts), batch) in groups.iter().zip([&long, &short]) {
+            let whole = Tally::of(batch, &predictions(logits(&model, batch), &batch.targets)).scores();
+            assert!((parts.loss - whole.loss).abs() < 1e-6 * whole.loss, "{parts:?} {whole:?}");
+            assert_eq!(Scores { loss: whole.loss, ..*parts }, whole);
+        }
     }
 }

@@ -10,7 +10,7 @@ use crate::data::{Tokens, Totals};
 
 /// How text is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reading {
+pub(super) enum Reading {
     /// Every document from beginning to end, with the state carried all the way.
     Whole,
     /// In windows of so many tokens, each as if nothing came before.
@@ -56,7 +56,7 @@ impl TextScore {
 const TOKENS: usize = 8192;
 
 /// The score of a text. None if `progress`, told the tokens done and all, says to stop by false.
-pub fn text_score(
+pub(super) fn text_score(
     model: &Model,
     text: &Tokens,
     reading: Reading,
@@ -74,9 +74,9 @@ pub fn text_score(
             size += next.len();
             together.push(next);
         }
-        let lengths: Vec<usize> = together.iter().map(|range| range.len().min(TOKENS)).collect();
         let mut state = model.state(together.len());
         if size <= TOKENS {
+            let lengths: Vec<usize> = together.iter().map(Range::len).collect();
             nats += cost(model, text, &together, &Sequences::packed(&lengths), &mut state);
             done += size;
             if !progress(done, all) {

@@ -38,7 +38,7 @@ pub enum Across {
 /// A place on the x axis.
 pub struct Group {
     pub split: String,
-    /// Of it all.
+    /// Its whole name.
     pub name: String,
     /// Below the axis.
     pub label: String,

@@ -53,6 +53,15 @@ pub enum ReportError {
     Metrics(#[from] MetricsError),
 }
 
+/// The records of one kind.
+macro_rules! of_kind {
+    ($run:ident, $kind:ident) => {
+        $run.records
+            .iter()
+            .filter_map(|record| if let Record::$kind(record) = record { Some(record) } else { None })
+    };
+}
+
 impl RunRecord {
     /// Reads a run's folder. A run that has only begun has no records.
     pub fn read(folder: &Path) -> Result<Self, ReportError> {
@@ -74,33 +83,23 @@ impl RunRecord {
     }
 
     pub(super) fn starts(&self) -> impl Iterator<Item = &StartRecord> {
-        self.records
-            .iter()
-            .filter_map(|record| if let Record::Start(record) = record { Some(record) } else { None })
+        of_kind!(self, Start)
     }
 
     pub(super) fn steps(&self) -> impl Iterator<Item = &TrainRecord> {
-        self.records
-            .iter()
-            .filter_map(|record| if let Record::Train(record) = record { Some(record) } else { None })
+        of_kind!(self, Train)
     }
 
     pub(super) fn evals(&self) -> impl Iterator<Item = &EvalRecord> {
-        self.records
-            .iter()
-            .filter_map(|record| if let Record::Eval(record) = record { Some(record) } else { None })
+        of_kind!(self, Eval)
     }
 
     pub(super) fn gates(&self) -> impl Iterator<Item = &GatesRecord> {
-        self.records
-            .iter()
-            .filter_map(|record| if let Record::Gates(record) = record { Some(record) } else { None })
+        of_kind!(self, Gates)
     }
 
     pub(super) fn stops(&self) -> impl Iterator<Item = &StopRecord> {
-        self.records
-            .iter()
-            .filter_map(|record| if let Record::Stop(record) = record { Some(record) } else { None })
+        of_kind!(self, Stop)
     }
 
     pub(super) fn steps_done(&self) -> u64 {

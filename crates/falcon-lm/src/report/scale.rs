@@ -7,7 +7,7 @@ use super::html::thousands;
 pub enum Fit {
     /// From zero.
     Zero,
-    /// From zero, and not so fine that next to nothing looks like much: parts of one.
+    /// From zero, for fractions of 1: never so fine that next to nothing looks like much.
     Part,
     /// Around the values; logarithmic if they span more than a decade.
     Decades,

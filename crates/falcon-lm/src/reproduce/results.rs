@@ -8,6 +8,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
+use crate::evaluate::mean_and_variance;
+
 /// Name of the file with everything.
 pub const RESULTS_FILE: &str = "results.json";
 
@@ -96,10 +98,8 @@ pub(super) struct Spread {
 
 impl Spread {
     pub fn of(values: &[f64]) -> Self {
-        let n = values.len() as f64;
-        let mean = values.iter().sum::<f64>() / n;
-        let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-        Self { mean, deviation: (values.len() > 1).then(|| (squares / (n - 1.0)).sqrt()) }
+        let (mean, variance) = mean_and_variance(values);
+        Self { mean, deviation: variance.map(f64::sqrt) }
     }
 
     /// With so many digits after the point.
@@ -126,6 +126,16 @@ pub(super) fn names<'a>(rows: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
         }
     }
     names
+}
+
+/// Seeds of the row that has fewest, and of the one that has most.
+pub(super) fn seeds(counts: impl Iterator<Item = usize> + Clone) -> (usize, usize) {
+    (counts.clone().min().unwrap_or(0), counts.max().unwrap_or(0))
+}
+
+/// The same in words.
+pub(super) fn seeds_in_words((least, most): (usize, usize)) -> String {
+    if least == most { format!("{most} seeds") } else { format!("{least} to {most} seeds") }
 }
 
 /// How long all runs took, and with how many threads, in words.

@@ -101,7 +101,7 @@ pub enum RowError {
     /// A text cannot be measured.
     #[error(transparent)]
     Text(#[from] CacheError),
-    /// The records cannot be.
+    /// The records cannot be read.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
     /// The result cannot be kept.

@@ -69,7 +69,7 @@ pub enum Mixture {
 
 /// To what a sample belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub(crate) enum Part {
     /// To learn from.
     Train,
     /// To choose by.
@@ -191,7 +191,7 @@ fn digit(rng: &mut impl Rng) -> u8 {
 
 /// The task, and how far it has come.
 #[derive(Clone, Debug)]
-pub struct Addition {
+pub(crate) struct Addition {
     config: AdditionConfig,
     reach: Reach,
 }
@@ -233,7 +233,7 @@ impl Addition {
 /// `count` samples of one width that are held out, the same for every run.
 pub(crate) fn held_out(part: Part, width: usize, count: usize) -> Batch {
     // A stream of their own.
-    let mut rng = rng(part as u64, u64::MAX - width as u64);
+    let mut rng = rng(part as u64, (u64::MAX - width as u64).into());
     Batch::new((0..count).map(|_| draw(part, width, false, &mut rng).tokens_and_targets()))
 }
 
@@ -287,7 +287,13 @@ impl Task for Addition {
     }
 
     fn restore(&mut self, state: Value) -> Result<(), TaskError> {
-        self.reach = serde_json::from_value(state).map_err(TaskError::State)?;
+        let reach: Reach = serde_json::from_value(state).map_err(TaskError::State)?;
+        let (width, most) = (reach.width, self.config.max_width);
+        if !(1..=most).contains(&width) {
+            let error = format!("a width of {width}, which must be from 1 to task.max_width = {most}");
+            return Err(TaskError::State(serde::de::Error::custom(error)));
+        }
+        self.reach = reach;
         Ok(())
     }
 }
@@ -393,6 +399,12 @@ mod tests {
         (0..99).for_each(|_| task.observe(1.0));
         assert_eq!(task.values()["width"], 4.0, "and not beyond");
         assert!(again.restore(Value::from(3)).is_err());
+        for width in [0, 5] {
+            let state = serde_json::json!({ "width": width, "accuracy": 0.5 });
+            let said = again.restore(state).unwrap_err().to_string();
+            assert!(said.contains(&format!("a width of {width}, which must be from 1")), "{said}");
+        }
+        assert_eq!(again.reach.width, 3, "as it was");
     }
 
     #[test]

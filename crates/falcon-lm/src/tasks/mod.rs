@@ -13,8 +13,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
 
-pub use self::addition::{Addition, AdditionConfig, Mixture, Part, Widths};
-pub use self::text::{Text, TextConfig};
+use self::addition::Addition;
+pub use self::addition::{AdditionConfig, Mixture, Widths};
+use self::text::Text;
+pub use self::text::TextConfig;
 use crate::data::{CacheError, Tokenizer, TokenizerError};
 use crate::train::{Scores, TrainConfig};
 
@@ -123,9 +125,10 @@ impl Batch {
         self.targets.iter().filter(|target| **target != falcon_nn::IGNORED).count()
     }
 
-    /// The same sequences in `count` batches of about as many, fewer if there are fewer sequences.
+    /// The same sequences in `count` batches of about as many, fewer if there are fewer sequences; none of none. A document that begins
+    /// in a window of text is a sequence of its own, so that batches of text need not be of the same length.
     pub fn split(&self, count: usize) -> Vec<Self> {
-        let (offsets, all) = (self.sequences.offsets(), self.sequences.count());
+        let (offsets, all, count) = (self.sequences.offsets(), self.sequences.count(), count.max(1));
         let cuts: Vec<usize> = (0..=count).map(|i| i * all / count).collect();
         let parts = cuts.windows(2).filter(|w| w[0] < w[1]).map(|w| {
             let range = offsets[w[0]]..offsets[w[1]];
@@ -166,7 +169,7 @@ pub struct Moment {
 impl Moment {
     /// Random numbers of this moment alone.
     pub fn rng(&self) -> StdRng {
-        rng(self.seed, self.step)
+        rng(self.seed, self.step.into())
     }
 
     /// The part of the run that is done.
@@ -176,14 +179,49 @@ impl Moment {
 }
 
 /// Random numbers number `stream` of `seed`.
-pub(crate) fn rng(seed: u64, stream: u64) -> StdRng {
+pub(crate) fn rng(seed: u64, stream: u128) -> StdRng {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    bytes[8..16].copy_from_slice(&stream.to_le_bytes());
+    bytes[8..24].copy_from_slice(&stream.to_le_bytes());
     StdRng::from_seed(bytes)
 }
 
 /// Something to learn.
+///
+/// ```
+/// use falcon_lm::tasks::{Batch, Moment, Split, Task, VALIDATION};
+/// use falcon_lm::train::Scores;
+/// use rand::RngExt;
+///
+/// /// To say every digit again.
+/// struct Echo;
+///
+/// impl Task for Echo {
+///     fn batch(&mut self, moment: Moment, count: usize) -> Batch {
+///         let mut rng = moment.rng();
+///         Batch::new((0..count).map(|_| {
+///             let digits: Vec<i32> = (0..8).map(|_| rng.random_range(0..10)).collect();
+///             (digits.clone(), digits.into_iter().map(i64::from).collect())
+///         }))
+///     }
+///
+///     fn splits(&self) -> Vec<Split> {
+///         // Of a seed that no run should have.
+///         let held_out = Echo.batch(Moment { seed: u64::MAX, step: 0, steps: 1 }, 32);
+///         vec![Split { name: VALIDATION.into(), groups: vec![(String::new(), held_out)] }]
+///     }
+///
+///     fn score(&self, validation: &Scores) -> f64 {
+///         validation.accuracy
+///     }
+/// }
+///
+/// // Draws follow from the moment alone: a run that goes on at a step draws what it would have drawn.
+/// let (mut one, mut other) = (Echo, Echo);
+/// let at = |step| Moment { seed: 7, step, steps: 100 };
+/// one.batch(at(2), 4);
+/// assert_eq!(one.batch(at(3), 4), other.batch(at(3), 4));
+/// ```
 pub trait Task: Send {
     /// `count` sequences to learn from.
     fn batch(&mut self, moment: Moment, count: usize) -> Batch;
@@ -294,5 +332,7 @@ mod tests {
         assert_eq!(parts.iter().map(Batch::asked).sum::<usize>(), batch.asked());
         assert_eq!(batch.split(1), std::slice::from_ref(&batch));
         assert_eq!(batch.split(9).len(), 5, "no empty batches");
+        assert_eq!(batch.split(0), [batch]);
+        assert_eq!(Batch::new([]).split(0), []);
     }
 }

@@ -50,7 +50,7 @@ impl TextConfig {
 
 /// Text, as tokens.
 #[derive(Debug)]
-pub struct Text {
+pub(crate) struct Text {
     config: TextConfig,
     tokenizer: Tokenizer,
     train: Tokens,
@@ -128,7 +128,7 @@ impl Text {
             Some((of, at, order)) if (*of, *at) == (seed, pass) => order,
             order => {
                 let mut fresh: Vec<u32> = (0..windows as u32).collect();
-                fresh.shuffle(&mut rng(seed, pass));
+                fresh.shuffle(&mut rng(seed, pass.into()));
                 &mut order.insert((seed, pass, fresh)).2
             }
         };

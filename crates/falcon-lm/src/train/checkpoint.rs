@@ -142,7 +142,7 @@ impl Checkpoint {
 
     /// Reads a checkpoint, every byte of which must be as it was written.
     pub fn load(folder: &Path, config: AdamWConfig, device: &Device) -> Result<Self, CheckpointError> {
-        verify(folder, &FILES)?;
+        verify(folder, FILES)?;
         let model = Model::load(folder, device)?;
         let path = folder.join(PROGRESS_FILE);
         let json = fs::read(&path).map_err(io_error(&path))?;
@@ -198,24 +198,29 @@ fn moments(model: &Model, mut arrays: NamedArrays) -> Result<BTreeMap<String, Mo
     }
 }
 
-/// Refuses a checkpoint that is not as it was written.
-fn verify(folder: &Path, files: &[&'static str]) -> Result<(), CheckpointError> {
+/// Refuses a checkpoint that is not as it was written, and returns the sums of `files`.
+fn verify<const N: usize>(folder: &Path, files: [&'static str; N]) -> Result<[String; N], CheckpointError> {
     let path = folder.join(SUMS_FILE);
     let sums = fs::read_to_string(&path).map_err(io_error(&path))?;
-    for &file in files {
+    let mut found = [const { String::new() }; N];
+    for (file, found) in files.into_iter().zip(&mut found) {
         let listed = sums.lines().filter_map(|line| line.split_once("  ")).find(|(_, name)| *name == file);
         let Some((expected, _)) = listed else { return Err(CheckpointError::Unlisted { path, file }) };
         let path = folder.join(file);
-        if sum(&path)? != expected {
+        *found = sum(&path)?;
+        if found != expected {
             return Err(CheckpointError::Sum { path });
         }
     }
-    Ok(())
+    Ok(found)
 }
 
-/// Refuses a model that is not as it was written, where that is known: others' models have no sums.
-pub(crate) fn verify_model(folder: &Path) -> Result<(), CheckpointError> {
-    if folder.join(SUMS_FILE).exists() { verify(folder, &[WEIGHTS_FILE, CONFIG_FILE]) } else { Ok(()) }
+/// The sum of a model's weights. Refuses a model that is not as it was written, where that is known: others' models have no sums.
+pub(crate) fn verify_model(folder: &Path) -> Result<String, CheckpointError> {
+    match folder.join(SUMS_FILE).exists() {
+        true => verify(folder, [WEIGHTS_FILE, CONFIG_FILE]).map(|[weights, _]| weights),
+        false => sum(&folder.join(WEIGHTS_FILE)),
+    }
 }
 
 /// SHA-256 of a file, in hexadecimal.
@@ -255,4 +260,44 @@ fn sync(folder: &Path) -> Result<(), CheckpointError> {
     #[cfg(not(unix))]
     let _ = folder;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use falcon_nn::ModelConfig;
+
+    use super::*;
+
+    /// Files that are as they were written, but not by a run of this model.
+    #[test]
+    fn whole_files_of_something_else_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("step-000001");
+        let model = ModelConfig::preset("retnet", "micro", 12).unwrap().init(0, &Device::flex()).unwrap();
+        let said = |file: &str, bytes: &[u8]| {
+            let optimizer = AdamW::new(AdamWConfig::default());
+            Checkpoint::save(&path, &model, &optimizer, &Progress::default()).unwrap();
+            fs::write(path.join(file), bytes).unwrap();
+            let sums = FILES.map(|name| format!("{}  {name}\n", sum(&path.join(name)).unwrap())).concat();
+            fs::write(path.join(SUMS_FILE), sums).unwrap();
+            match Checkpoint::load(&path, AdamWConfig::default(), &Device::flex()) {
+                Err(error @ CheckpointError::Content { .. }) => error.to_string(),
+                other => panic!("{file}: {other:?}"),
+            }
+        };
+        let progress = said(PROGRESS_FILE, b"{\"step\": 1}");
+        assert!(progress.contains(PROGRESS_FILE) && progress.contains("not the progress of a run"), "{progress}");
+        let of_parameter = |name: &str, shape: Vec<usize>| {
+            let file = folder.path().join("a.safetensors");
+            let numbers = vec![0.0; shape.iter().product()];
+            write_arrays(&file, &BTreeMap::from([(name.to_string(), (shape, numbers))])).unwrap();
+            said(OPTIMIZER_FILE, &fs::read(file).unwrap())
+        };
+        let first = &model.parameters()[0];
+        let [mean, _] = names(&first.name);
+        let lacking = of_parameter("mean.other", vec![2]);
+        assert!(lacking.contains(OPTIMIZER_FILE) && lacking.contains(&format!("no {mean:?}")), "{lacking}");
+        let shape = of_parameter(&mean, vec![2]);
+        assert!(shape.contains(&format!("{mean:?} has shape [2], the model says {:?}", first.shape)), "{shape}");
+    }
 }

@@ -10,7 +10,7 @@ use super::{AdamWConfig, Schedule, ScheduleError};
 pub struct TrainConfig {
     /// Of the initial model and of the order of the data.
     pub seed: u64,
-    /// Sequences a step.
+    /// Sequences per step.
     pub batch: usize,
     /// Parts that a batch is computed in, to save memory; their gradients add up to those of the whole.
     pub accumulate: usize,
@@ -66,7 +66,7 @@ pub enum TrainConfigError {
         got: f64,
     },
     /// A schedule that cannot be.
-    #[error("train: {0}")]
+    #[error(transparent)]
     Schedule(#[from] ScheduleError),
 }
 

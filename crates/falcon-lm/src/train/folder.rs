@@ -194,7 +194,7 @@ pub fn checkpoint_steps(run: &Path) -> Result<Vec<u64>, FolderError> {
 }
 
 /// The checkpoint of a run that was best on validation data, as its last one says; none before the first.
-pub fn best_checkpoint(run: &Path) -> Result<Option<PathBuf>, FolderError> {
+pub(crate) fn best_checkpoint(run: &Path) -> Result<Option<PathBuf>, FolderError> {
     let steps = checkpoint_steps(run)?;
     let Some(last) = steps.last() else { return Ok(None) };
     let of = |step: u64| run.join(CHECKPOINTS).join(format!("{STEP}{step:06}"));

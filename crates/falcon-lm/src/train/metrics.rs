@@ -1,4 +1,4 @@
-//! What a run tells about itself: `metrics.jsonl`, a record a line.
+//! What a run tells about itself: `metrics.jsonl`, one record per line.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::data::in_line;
+
 /// Name of the records in a run's folder.
-pub const METRICS_FILE: &str = "metrics.jsonl";
+pub(crate) const METRICS_FILE: &str = "metrics.jsonl";
 
 /// A line of `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,7 +35,7 @@ pub struct StartRecord {
     pub step: u64,
     /// Of the program.
     pub version: String,
-    /// It computes with.
+    /// Threads it computes with.
     pub threads: usize,
     /// Numbers the model learns.
     pub parameters: usize,
@@ -44,9 +46,9 @@ pub struct StartRecord {
 pub struct TrainRecord {
     /// Steps done, this one included.
     pub step: u64,
-    /// Cross-entropy in nats a target token.
+    /// Cross-entropy in nats per target token.
     pub loss: f64,
-    /// Target tokens whose largest logit is right.
+    /// Fraction of target tokens whose largest logit is right.
     pub accuracy: f64,
     /// Learning rate.
     pub lr: f64,
@@ -87,11 +89,11 @@ pub struct EvalRecord {
 /// How good predictions are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Scores {
-    /// Cross-entropy in nats a target token.
+    /// Cross-entropy in nats per target token.
     pub loss: f64,
-    /// Target tokens whose largest logit is right.
+    /// Fraction of target tokens whose largest logit is right.
     pub accuracy: f64,
-    /// Sequences all of whose targets are.
+    /// Fraction of sequences all of whose targets are.
     pub exact: f64,
     /// Target tokens measured.
     pub tokens: usize,
@@ -152,7 +154,7 @@ pub enum MetricsError {
         /// Counted from 1.
         line: usize,
         /// What is wrong with it.
-        error: serde_json::Error,
+        error: String,
     },
 }
 
@@ -169,10 +171,8 @@ fn read(path: &Path) -> Result<String, MetricsError> {
 fn parse<'t>(path: &Path, text: &'t str) -> Result<Vec<(Record, &'t str)>, MetricsError> {
     let mut records = Vec::new();
     for (index, line) in text.split_inclusive('\n').enumerate().filter(|(_, line)| line.ends_with('\n')) {
-        match serde_json::from_str(line) {
-            Ok(record) => records.push((record, line)),
-            Err(error) => return Err(MetricsError::Line { path: path.into(), line: index + 1, error }),
-        }
+        let wrong = |error| MetricsError::Line { path: path.into(), line: index + 1, error: in_line(&error) };
+        records.push((serde_json::from_str(line.trim_end()).map_err(wrong)?, line));
     }
     Ok(records)
 }
@@ -212,7 +212,7 @@ impl MetricsLog {
 
     pub fn write(&mut self, record: &Record) -> Result<(), MetricsError> {
         let io = |error| MetricsError::Io { path: self.path.clone(), error };
-        // One call a line: a kill leaves whole lines but for the last.
+        // One call per line: a kill leaves whole lines but for the last.
         self.file.write_all(&line(record)).map_err(io)
     }
 
@@ -273,6 +273,9 @@ mod tests {
         std::fs::write(&path, "{\"kind\":\"train\"}\n{}\n").unwrap();
         let said = read_metrics(&path).unwrap_err().to_string();
         assert!(said.contains("line 1") && said.contains("missing field"), "{said}");
+        std::fs::write(&path, "{\"kind\":\n").unwrap();
+        let said = read_metrics(&path).unwrap_err().to_string();
+        assert!(said.ends_with("line 1: not a record of a run: EOF while parsing a value, column 8"), "{said}");
     }
 
     #[test]

@@ -13,13 +13,15 @@ mod trainer;
 pub use checkpoint::{Best, Checkpoint, CheckpointError, Progress};
 pub(crate) use checkpoint::{sum, verify_model};
 pub use config::{TrainConfig, TrainConfigError};
-pub use folder::{FolderError, RunFolder, best_checkpoint, checkpoint_steps};
-pub use health::{Bad, Fault, diagnose};
+pub(crate) use folder::best_checkpoint;
+pub use folder::{FolderError, RunFolder, checkpoint_steps};
+pub use health::{Bad, Fault};
+pub(crate) use metrics::METRICS_FILE;
 pub use metrics::{
-    EvalRecord, GatesRecord, METRICS_FILE, MetricsError, Record, Scores, StartRecord, StopRecord, TrainRecord,
-    read_metrics,
+    EvalRecord, GatesRecord, MetricsError, Record, Scores, StartRecord, StopRecord, TrainRecord, read_metrics,
 };
-pub use optimizer::{AdamW, AdamWConfig, Moments, clip, global_norm};
+use optimizer::Moments;
+pub use optimizer::{AdamW, AdamWConfig, clip};
 pub use schedule::{Schedule, ScheduleError};
 pub use step::{StepGradients, gradients};
 pub use trainer::{Outcome, TrainError, Trainer, Watch};

@@ -35,7 +35,7 @@ impl Default for AdamWConfig {
 
 /// What AdamW remembers of a parameter.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Moments {
+pub(super) struct Moments {
     /// Of the gradient.
     pub mean: Vec<f32>,
     /// Of its square.
@@ -60,17 +60,12 @@ impl AdamW {
     }
 
     /// As it was after `steps` steps.
-    pub fn resumed(config: AdamWConfig, steps: u64, moments: BTreeMap<String, Moments>) -> Self {
+    pub(super) fn resumed(config: AdamWConfig, steps: u64, moments: BTreeMap<String, Moments>) -> Self {
         Self { config, steps, moments }
     }
 
-    /// Steps so far.
-    pub fn steps(&self) -> u64 {
-        self.steps
-    }
-
     /// What it remembers, by the names of the parameters.
-    pub fn moments(&self) -> &BTreeMap<String, Moments> {
+    pub(super) fn moments(&self) -> &BTreeMap<String, Moments> {
         &self.moments
     }
 
@@ -129,12 +124,12 @@ fn update(
 }
 
 /// The norm of all gradients together.
-pub fn global_norm(gradients: &[(String, Vec<f32>)]) -> f64 {
+fn global_norm(gradients: &[(String, Vec<f32>)]) -> f64 {
     let squares = gradients.iter().map(|(_, grad)| grad.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>());
     squares.sum::<f64>().sqrt()
 }
 
-/// Scales gradients down so that their [`global_norm`] is at most `most`, and returns what it was.
+/// Scales gradients down so that the norm of all together is at most `most`, and returns what it was.
 pub fn clip(gradients: &mut [(String, Vec<f32>)], most: f64) -> f64 {
     let norm = global_norm(gradients);
     // A norm that is not a number stays for the caller to see.
@@ -210,7 +205,7 @@ mod tests {
     fn training_learns_and_repeats_to_the_bit() {
         let (losses, _, optimizer) = train(12, 2);
         assert!(losses[11] < 0.5 * losses[0], "{losses:?}");
-        assert_eq!(optimizer.steps(), 12);
+        assert_eq!(optimizer.steps, 12);
         let (again, ..) = train(12, 1);
         assert_eq!(losses, again, "whatever the number of threads");
     }

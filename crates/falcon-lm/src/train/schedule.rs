@@ -20,7 +20,7 @@ pub struct Schedule {
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum ScheduleError {
     /// A number outside its range.
-    #[error("{name} must be {range}, got {got}")]
+    #[error("train.{name} must be {range}, got {got}")]
     Number {
         /// Which.
         name: &'static str,
@@ -30,7 +30,7 @@ pub enum ScheduleError {
         got: f64,
     },
     /// The warm-up never ends.
-    #[error("a warm-up of {warmup} steps is longer than the run of {steps}")]
+    #[error("train.warmup = {warmup} is longer than train.steps = {steps}; set it lower")]
     Warmup {
         /// Steps of the warm-up.
         warmup: u64,
@@ -96,12 +96,12 @@ mod tests {
     fn impossible_schedules_say_why() {
         let said = |schedule: Schedule| schedule.validate().unwrap_err().to_string();
         assert_eq!(RUN.validate(), Ok(()));
-        assert_eq!(said(Schedule { lr: -1.0, ..RUN }), "lr must be above 0, got -1");
+        assert_eq!(said(Schedule { lr: -1.0, ..RUN }), "train.lr must be above 0, got -1");
         assert!(said(Schedule { lr: f64::NAN, ..RUN }).contains("NaN"));
         assert!(said(Schedule { final_fraction: 2.0, ..RUN }).contains("between 0 and 1, got 2"));
         assert!(said(Schedule { steps: 0, warmup: 0, ..RUN }).contains("steps must be at least 1"));
         assert!(
-            said(Schedule { warmup: 111, ..RUN }).contains("a warm-up of 111 steps is longer than the run of 110")
+            said(Schedule { warmup: 111, ..RUN }).contains("train.warmup = 111 is longer than train.steps = 110")
         );
         let short = Schedule { warmup: 3, steps: 3, ..RUN };
         assert_eq!((short.validate(), short.at(2)), (Ok(()), 1e-3));

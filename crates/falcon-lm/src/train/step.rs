@@ -8,9 +8,9 @@ use crate::tasks::Batch;
 /// What a step learns from a batch.
 #[derive(Clone, Debug)]
 pub struct StepGradients {
-    /// Cross-entropy in nats a target token.
+    /// Cross-entropy in nats per target token.
     pub loss: f64,
-    /// Target tokens whose largest logit is right.
+    /// Fraction of target tokens whose largest logit is right.
     pub accuracy: f64,
     /// As [`Model::gradients`] has them.
     pub gradients: Vec<(String, Vec<f32>)>,

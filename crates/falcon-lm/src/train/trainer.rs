@@ -1,7 +1,6 @@
 //! The loop: draw a batch, take a step, measure, save.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Instant;
 
 use burn::module::Module;
@@ -11,7 +10,7 @@ use thiserror::Error;
 
 use super::checkpoint::{Best, Checkpoint, CheckpointError, Progress};
 use super::folder::{FolderError, RunFolder};
-use super::health::{Fault, diagnose};
+use super::health::{Fault, diagnose, looks};
 use super::metrics::{
     EvalRecord, GatesRecord, METRICS_FILE, MetricsError, MetricsLog, Record, Scores, StartRecord, StopRecord,
     TrainRecord,
@@ -56,32 +55,32 @@ pub enum Outcome {
 /// Why a run could not go on.
 #[derive(Debug, Error)]
 pub enum TrainError {
-    /// The configuration does not do.
+    /// The configuration cannot be run.
     #[error(transparent)]
     Config(#[from] RunConfigError),
-    /// The task does not.
+    /// The task cannot be opened or gone on with.
     #[error(transparent)]
     Task(#[from] TaskError),
-    /// The folder does not.
+    /// The folder cannot be used.
     #[error(transparent)]
     Folder(#[from] FolderError),
     /// A record cannot be written.
-    #[error("{error}\n{kept}; mend that, and the same command goes on")]
+    #[error("{error}\nmend that, and the same command {again}")]
     Metrics {
         /// What is wrong.
         error: MetricsError,
-        /// What there is to go on from.
-        kept: String,
+        /// What the same command would do.
+        again: String,
     },
     /// A checkpoint cannot be written.
-    #[error("the checkpoint of step {step} cannot be written: {error}\n{kept}; the same command goes on")]
+    #[error("the checkpoint of step {step} cannot be written: {error}\nmend that, and the same command {again}")]
     Checkpoint {
         /// Steps done.
         step: u64,
         /// What is wrong.
         error: Box<CheckpointError>,
-        /// What there is to go on from.
-        kept: String,
+        /// What the same command would do.
+        again: String,
     },
     /// The loss went bad.
     #[error("step {step}: {what}: {fault}\n{kept}")]
@@ -147,10 +146,7 @@ impl Trainer {
             tokenizer.save(&folder.path().join(TOKENIZER_FILE)).map_err(TaskError::Tokenizer)?;
         }
         let log = MetricsLog::resume(&folder.path().join(METRICS_FILE), progress.step, &mut |m| watch.warn(m));
-        let kept = saved.map_or("there is no checkpoint yet".to_string(), |step| {
-            format!("the checkpoint of step {step} is whole")
-        });
-        let log = log.map_err(|error| TrainError::Metrics { error, kept })?;
+        let log = log.map_err(|error| TrainError::Metrics { error, again: again(&folder, saved) })?;
         let splits = task.splits();
         Ok(Self { config: config.clone(), folder, device, model, optimizer, progress, task, splits, log, saved })
     }
@@ -171,7 +167,7 @@ impl Trainer {
     }
 
     /// Where the run is, which stays closed to others as long as this is kept.
-    pub fn into_folder(self) -> RunFolder {
+    pub(crate) fn into_folder(self) -> RunFolder {
         self.folder
     }
 
@@ -280,7 +276,11 @@ impl Trainer {
         let advice = format!(
             "it would go bad again: begin another run with a train.lr below {lr}, or a smaller train.clip"
         );
-        let bad = TrainError::Bad { step, what, fault, kept: format!("{}\n{advice}", self.kept()) };
+        let kept = match self.saved {
+            Some(step) => format!("the checkpoint before is whole: {}", self.folder.checkpoint(step).display()),
+            None => "there is no checkpoint yet".into(),
+        };
+        let bad = TrainError::Bad { step, what, fault, kept: format!("{kept}\n{advice}") };
         self.stop(&bad.to_string(), watch)?;
         Ok(bad)
     }
@@ -342,10 +342,10 @@ impl Trainer {
             return Ok(());
         }
         // Records first: a checkpoint never knows more steps than they do.
-        self.log.sync().map_err(|error| TrainError::Metrics { error, kept: self.kept() })?;
+        self.log.sync().map_err(|error| TrainError::Metrics { error, again: self.again() })?;
         let best = self.progress.best.map(|best| best.step);
         let saved = Checkpoint::save(&self.folder.checkpoint(step), &self.model, &self.optimizer, &self.progress);
-        saved.map_err(|error| TrainError::Checkpoint { step, error: Box::new(error), kept: self.kept() })?;
+        saved.map_err(|error| TrainError::Checkpoint { step, error: Box::new(error), again: self.again() })?;
         self.saved = Some(step);
         if let Err(error) = self.folder.prune(self.config.train.keep, best) {
             watch.warn(&format!("older checkpoints cannot be removed: {error}"));
@@ -359,23 +359,23 @@ impl Trainer {
     }
 
     fn write(&mut self, record: Record, watch: &mut dyn Watch) -> Result<(), TrainError> {
-        self.log.write(&record).map_err(|error| TrainError::Metrics { error, kept: self.kept() })?;
+        self.log.write(&record).map_err(|error| TrainError::Metrics { error, again: self.again() })?;
         watch.record(&record);
         Ok(())
     }
 
-    /// What there is to go on from, for people to read.
-    fn kept(&self) -> String {
-        let path: Option<PathBuf> = self.saved.map(|step| self.folder.checkpoint(step));
-        match path {
-            Some(path) => format!("the checkpoint before is whole: {}", path.display()),
-            None => "there is no checkpoint yet".into(),
-        }
+    fn again(&self) -> String {
+        again(&self.folder, self.saved)
     }
 }
 
-/// Tokens that gates are averaged over.
-const LOOK: usize = 2048;
+/// What the same command would do, after the checkpoint of a step or without one.
+fn again(folder: &RunFolder, saved: Option<u64>) -> String {
+    match saved {
+        Some(step) => format!("goes on from {}, which is whole", folder.checkpoint(step).display()),
+        None => "begins again: there is no checkpoint yet".into(),
+    }
+}
 
 /// The means of the gates, by layer.
 fn gates(model: &Model, splits: &[Split]) -> Vec<BTreeMap<String, f64>> {
@@ -383,7 +383,7 @@ fn gates(model: &Model, splits: &[Split]) -> Vec<BTreeMap<String, f64>> {
     // The longest group of the validation split says most.
     let validation = splits.iter().find(|split| split.name == VALIDATION);
     let Some((_, batch)) = validation.and_then(|split| split.groups.last()) else { return layers };
-    let parts = batch.split(batch.tokens.len().div_ceil(LOOK));
+    let parts = looks(batch);
     let Some(batch) = parts.first() else { return layers };
     model.observe(tokens(batch, &model.device()), &batch.sequences, |name, numbers| {
         let gate = name.strip_prefix("layers.").and_then(|rest| rest.split_once(".attn."));
@@ -396,4 +396,45 @@ fn gates(model: &Model, splits: &[Split]) -> Vec<BTreeMap<String, f64>> {
         }
     });
     layers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Layer;
+
+    /// Without a checkpoint there is nothing to go on from.
+    #[test]
+    fn what_the_same_command_does_is_said() {
+        let keys = [
+            "model.size=micro",
+            "model.preset=retnet",
+            "task.max_width=1",
+            "task.beyond=1",
+            "train.steps=2",
+            "train.batch=2",
+        ];
+        let layers: Vec<Layer> = keys.into_iter().map(|key| Layer::set(key).unwrap()).collect();
+        let config = RunConfig::resolve(&layers).unwrap();
+        let run = tempfile::tempdir().unwrap();
+        let metrics = run.path().join(METRICS_FILE);
+        let said = || Trainer::open(&config, run.path(), &mut ()).err().expect("no records").to_string();
+        // A run that was killed when it had just begun, and a folder where its records should be.
+        drop(Trainer::open(&config, run.path(), &mut ()).unwrap());
+        std::fs::remove_file(&metrics).unwrap();
+        std::fs::create_dir(&metrics).unwrap();
+        let early = said();
+        let end = "\nmend that, and the same command begins again: there is no checkpoint yet";
+        assert!(early.contains(METRICS_FILE) && early.ends_with(end), "{early}");
+        std::fs::remove_dir(&metrics).unwrap();
+        let outcome = Trainer::open(&config, run.path(), &mut ()).unwrap().run(&mut ()).unwrap();
+        assert_eq!(outcome, Outcome::Finished);
+        std::fs::remove_file(&metrics).unwrap();
+        std::fs::create_dir(&metrics).unwrap();
+        let late = said();
+        assert!(
+            late.contains("the same command goes on from") && late.ends_with("step-000002, which is whole"),
+            "{late}"
+        );
+    }
 }

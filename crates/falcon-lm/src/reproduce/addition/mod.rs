@@ -74,7 +74,7 @@ pub const SCALES: [Scale; 3] = [
 
 /// What the paper reports of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PaperRow {
+pub(super) struct PaperRow {
     /// The preset.
     pub preset: &'static str,
     /// Accuracy of the best validation, in percent.
@@ -88,7 +88,7 @@ pub struct PaperRow {
 }
 
 /// Widths 1–32 in training, 33–48 beyond; teacher-forced accuracy of target digits in percent.
-pub const PAPER: [PaperRow; 8] = [
+const PAPER: [PaperRow; 8] = [
     PaperRow { preset: "transformer", validation: 100.0, beyond: 65.8, first: 97.0, last: 49.0 },
     PaperRow { preset: "retnet", validation: 99.7, beyond: 82.9, first: 99.0, last: 63.0 },
     PaperRow { preset: "mamba2", validation: 100.0, beyond: 75.2, first: 100.0, last: 51.0 },
@@ -104,11 +104,11 @@ pub const PAPER: [PaperRow; 8] = [
 pub struct WidthResult {
     /// Digits of an operand.
     pub width: usize,
-    /// Target digits that are right where it reads the true ones before.
+    /// Fraction of target digits that are right where it reads the true ones before.
     pub accuracy: f64,
-    /// Sums that are right in all digits. Whether it reads the true digits or its own makes no difference to these.
+    /// Fraction of sums that are right in all digits. Whether it reads the true digits or its own makes no difference to these.
     pub exact: f64,
-    /// Target digits that are right where it reads its own.
+    /// Fraction of target digits that are right where it reads its own.
     pub free: f64,
     /// Teacher-forced accuracy of each digit of the target, the lowest first.
     pub digits: Vec<f64>,
@@ -205,7 +205,7 @@ struct Kept {
 }
 
 /// Test samples of one width.
-pub fn measure(model: &Model, width: usize, samples: usize) -> WidthResult {
+fn measure(model: &Model, width: usize, samples: usize) -> WidthResult {
     let batch = held_out(Part::Test, width, samples);
     let forced = predictions(logits(model, &batch), &batch.targets);
     let scores = Tally::of(&batch, &forced).scores();
@@ -223,7 +223,7 @@ pub fn measure(model: &Model, width: usize, samples: usize) -> WidthResult {
     }
 }
 
-/// Target digits that are right where the model reads its own, all samples of a batch side by side.
+/// Fraction of target digits that are right where the model reads its own, all samples of a batch side by side.
 fn free_running(model: &Model, batch: &Batch, width: usize) -> f64 {
     let (count, prompt) = (batch.sequences.count(), 2 * width + 2);
     let length = prompt + width;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{PAPER, RowResult, WidthResult};
 use crate::report::{Axes, Curve, Format, Scale, Triangle, curves, digits_of_widths, thousands};
-use crate::reproduce::results::{Results, Spread, cost, names};
+use crate::reproduce::results::{Results, Spread, cost, names, seeds, seeds_in_words};
 use crate::tasks::addition::one_digit_tests;
 
 /// Names of the files.
@@ -48,7 +48,6 @@ impl Results for AdditionRecord {
     fn table(&self) -> String {
         let widest = self.rows.iter().filter_map(|row| row.widths.last()).map(|w| w.width).max().unwrap_or(0);
         let (first, w) = (self.max_width + 1, self.max_width);
-        let seeds = self.names().first().map_or(0, |name| self.of(name).len());
         let mut out = format!(
             "| trained on 1–{w} digits | parameters | best step | validation | {first}–{widest} digits | {first} / {widest} | exact, {first}–{widest} | own digits | minutes | paper: validation | paper: 33–48 | paper: 33 / 48 |\n\
              |---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n"
@@ -83,8 +82,11 @@ impl Results for AdditionRecord {
                 over(&|row| row.seconds / 60.0).mean,
             );
         }
-        let spread =
-            if seeds > 1 { format!(" Mean ± standard deviation over {seeds} seeds.") } else { String::new() };
+        let seeds = seeds(self.names().iter().map(|name| self.of(name).len()));
+        let spread = match seeds.1 > 1 {
+            true => format!(" Mean ± standard deviation over {}.", seeds_in_words(seeds)),
+            false => String::new(),
+        };
         out + &format!(
             "\nTeacher-forced accuracy of target digits in percent, as in the paper; *exact* is whole sums, *own digits* lets the model read what it said.{spread}\n"
         )
@@ -223,6 +225,9 @@ mod tests {
             "{table}"
         );
         assert!(table.contains("5–6 digits") && table.contains("over 2 seeds"));
+        let mut fewer = record();
+        fewer.rows.remove(0);
+        assert!(fewer.table().contains("over 1 to 2 seeds."), "{}", fewer.table());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Language models of one size on one text: the paper's tables, at a size that one small machine can train.
 //!
-//! Every row trains one model by one configuration, the same for all rows but for the model. The checkpoint that is best on validation data is
-//! then read the whole validation text and others, in windows of the length it was trained with, and put the paper's questions.
+//! Every row trains one model by one configuration, the same for all rows but for the model. The checkpoint that is best on validation data
+//! then reads the whole validation text and others, in windows of the length it was trained with, and is asked the paper's questions.
 
 mod estimate;
 mod paper;
@@ -14,11 +14,11 @@ use falcon_nn::write_file;
 use serde::{Deserialize, Serialize};
 
 pub use self::estimate::{Estimate, estimate};
-pub use self::paper::{PAPER, PaperRow, TASKS};
+use self::paper::{PAPER, PaperRow, TASKS};
 pub use self::record::LanguageRecord;
 use super::rows::{self, Row, RowError, Scale};
 use crate::config::{Layer, RunConfig, RunConfigError};
-use crate::evaluate::{BenchmarkResult, Exam, ModelResult, Progress, TextResult};
+use crate::evaluate::{BenchmarkResult, Exam, ModelResult, OnProgress, TextResult};
 use crate::tasks::{TaskConfig, VALIDATION};
 use crate::train::{Record, Watch};
 use crate::trained::Trained;
@@ -67,7 +67,7 @@ pub const SCALES: [Scale; 3] = [
         ],
         samples: 500,
     },
-    // Its optimiser, 49.2 billion tokens, one sequence in memory at a time.
+    // Its optimiser and 49.2 billion tokens, about one window of text in memory at a time.
     Scale {
         name: "paper",
         models: &ROWS,
@@ -116,11 +116,18 @@ pub fn config(
         let (section, key) = set.split('=').next().and_then(|path| path.split_once('.')).unwrap_or((set, ""));
         return Err(Layer::set(set)?.refused(section, key, "not of the model; rows may differ in nothing else"));
     }
-    let of = |key: &str, path: &Path| Layer::of("task", key, path.to_string_lossy());
+    let of = |key: &str, path: &Path| match path.to_str() {
+        Some(text) => Ok(Layer::of("task", key, text)),
+        None => Err(Layer::of("task", key, path.to_string_lossy()).refused(
+            "task",
+            key,
+            "no UTF-8, as a configuration needs it; rename it",
+        )),
+    };
     let task = [
         Layer::of("task", "name", "text"),
-        of("train", &corpus.train),
-        of("valid", &corpus.valid),
+        of("train", &corpus.train)?,
+        of("valid", &corpus.valid)?,
         Layer::of("task", "tokenizer", corpus.tokenizer.as_str()),
     ];
     rows::config(&task, scale, row, seed, more)
@@ -161,7 +168,7 @@ pub fn run_row(
     exam: &Exam,
     folder: &Path,
     watch: &mut dyn Watch,
-    progress: &mut Progress<'_>,
+    progress: &mut OnProgress<'_>,
 ) -> Result<Option<RowResult>, RowError> {
     let Some(run) = rows::train(config, folder, watch)? else { return Ok(None) };
     let trained = Trained::open(&run.checkpoint, None, &Device::flex())?;
@@ -203,8 +210,9 @@ pub fn run_row(
 /// What rows of a configuration are asked: the validation text and others in windows of training's length. Questions are added to it.
 pub fn exam(config: &RunConfig, texts: &[PathBuf], shots: &[usize]) -> Exam {
     let TaskConfig::Text(task) = &config.task else { unreachable!("the task is set to text") };
+    let window = u32::try_from(task.length).expect("validated: at most 2^20");
     let texts = std::iter::once(task.valid.clone()).chain(texts.iter().cloned()).collect();
-    Exam { texts, window: u32::try_from(task.length).ok(), shots: shots.to_vec(), ..Exam::default() }
+    Exam { texts, window: Some(window), shots: shots.to_vec(), ..Exam::default() }
 }
 
 #[cfg(test)]
@@ -233,6 +241,14 @@ mod tests {
             let more = [Layer::set(set).unwrap()];
             config(&corpus, &SCALES[0], &Row::of(row), 0, &more).unwrap_err().to_string()
         };
+        #[cfg(unix)]
+        {
+            use std::os::unix::ffi::OsStrExt;
+            let train = PathBuf::from(std::ffi::OsStr::from_bytes(b"caf\xe9.txt"));
+            let said = config(&Corpus { train, ..corpus.clone() }, &SCALES[0], &Row::of("retnet"), 0, &[]);
+            let said = said.unwrap_err().to_string();
+            assert!(said.contains("task.train") && said.contains("this is no UTF-8"), "{said}");
+        }
         assert!(said("retnet", "task.name=addition").contains("what the experiment is"));
         assert!(said("retnet+model.preset=mamba2", "train.lr=1").contains("use --models and --seeds"));
         assert!(said("retnet", "task.tokenizer=bytes").contains("what --tokenizer says"));

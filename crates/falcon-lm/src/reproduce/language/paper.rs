@@ -1,12 +1,12 @@
 //! What the paper reports of models of 124M to 130M parameters, after 49.2 billion tokens of FineWeb-Edu.
 
 /// Benchmarks of the accuracies, in order; LAMBADA is among the perplexities.
-pub const TASKS: [&str; 8] =
+pub(super) const TASKS: [&str; 8] =
     ["piqa", "hellaswag", "winogrande", "arc_easy", "arc_challenge", "openbookqa", "social_iqa", "sciq"];
 
 /// A row of its tables.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PaperRow {
+pub(super) struct PaperRow {
     /// The preset.
     pub preset: &'static str,
     /// Perplexities of WikiText, LAMBADA and FineWeb-Edu, where they are given.
@@ -18,7 +18,7 @@ pub struct PaperRow {
 }
 
 /// All rows.
-pub const PAPER: [PaperRow; 10] = [
+pub(super) const PAPER: [PaperRow; 10] = [
     PaperRow {
         preset: "transformer",
         perplexities: Some([33.25, 47.43, 17.38]),

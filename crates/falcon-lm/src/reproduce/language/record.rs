@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{PAPER, PaperRow, RowResult, TASKS};
 use crate::evaluate::{BENCHMARKS, BenchmarkResult, TextResult, TextScore};
 use crate::report::{Curve, Fit, fitted_curves, table_head, table_line, thousands};
-use crate::reproduce::results::{Results, Spread, cost, names};
+use crate::reproduce::results::{Results, Spread, cost, names, seeds, seeds_in_words};
 
 /// Names of the files.
 const TABLE_FILE: &str = "table.md";
@@ -77,11 +77,6 @@ impl LanguageRecord {
 
     fn of(&self, name: &str) -> Vec<&RowResult> {
         self.rows.iter().filter(|row| row.name == name).collect()
-    }
-
-    /// Seeds of every row: of the one that has fewest.
-    fn seeds(&self) -> usize {
-        self.names().iter().map(|name| self.of(name).len()).min().unwrap_or(0)
     }
 
     fn over(&self, name: &str, f: impl Fn(&RowResult) -> f64) -> Spread {
@@ -195,16 +190,21 @@ impl LanguageRecord {
     /// Which differences of validation perplexity the seeds support: two means of `n` differ where they are further apart than
     /// `t √(2 s²/n)` in logarithms, `s²` pooled over all rows.
     fn decided(&self) -> String {
-        let seeds = self.seeds();
+        let seeds = seeds(self.names().iter().map(|name| self.of(name).len()));
         let loss = |row: &RowResult| row.texts.first().map_or(f64::NAN, |text| text.score.token_perplexity().ln());
         let mut rows: Vec<(&str, Spread)> =
             self.names().into_iter().map(|name| (name, self.over(name, loss))).collect();
-        if seeds < 2 {
+        if seeds.1 < 2 {
             return "One seed: differences may be chance.\n".into();
         }
-        let means = format!("Means over {seeds} seeds; ± is the standard deviation over them.");
+        let means = format!("Means over {}; ± is the standard deviation over them.", seeds_in_words(seeds));
         if rows.len() < 2 {
             return means + "\n";
+        }
+        // Of the row that has fewest: what is said then holds for all.
+        let (seeds, _) = seeds;
+        if seeds < 2 {
+            return means + " One seed of some: differences may be chance.\n";
         }
         let variances = rows.iter().filter_map(|(_, spread)| spread.deviation).map(|deviation| deviation.powi(2));
         let pooled = variances.sum::<f64>() / rows.len() as f64;
@@ -366,6 +366,12 @@ mod tests {
         assert!(table.contains("more than 0.4% apart"), "{table}");
         assert!(table.contains("falcon-1a.3 ≈ falcon-3a.3 < retnet"), "{table}");
         assert!(table.contains("66.82 ± 0.13"), "{table}");
+        let mut fewer = record(3);
+        fewer.rows.remove(0);
+        assert!(fewer.table().contains("Means over 2 to 3 seeds;"), "{}", fewer.table());
+        fewer.rows.remove(0);
+        let said = "Means over 1 to 3 seeds; ± is the standard deviation over them. One seed of some:";
+        assert!(fewer.table().contains(said), "{}", fewer.table());
         let mut one = record(3);
         one.rows.truncate(3);
         assert!(one.table().ends_with("Means over 3 seeds; ± is the standard deviation over them.\n"));
