@@ -164,7 +164,9 @@ fn language_models_are_trained_once_and_measured_in_full() {
     let args = [models.as_slice(), &["--text", "wiki.txt", "--data", "eval"]].concat();
     let all = printed(&lm(&args, folder.path()));
     assert_eq!(fs::read(&metrics).unwrap(), before);
-    assert!(all.contains("accuracy, 0-shot") && all.contains("accuracy, 1-shot") && all.contains("wiki, a word"));
+    assert!(
+        all.contains("accuracy, 0-shot") && all.contains("accuracy, 1-shot") && all.contains("wiki, per word")
+    );
     let record = LanguageRecord::read(&folder.path().join("out")).unwrap();
     assert_eq!(record.rows.len(), 2);
     for row in &record.rows {

@@ -21,7 +21,7 @@ mod tests;
 
 use std::fmt::Write;
 
-pub use markdown::{table_head, table_line};
+pub use markdown::{aligned, table_head, table_line};
 pub use picture::{Curve, fitted_curves};
 pub use run::{ReportError, RunRecord};
 

@@ -8,6 +8,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
+use crate::report::{table_head, table_line};
+
 use crate::evaluate::mean_and_variance;
 
 /// Name of the file with everything.
@@ -117,6 +119,35 @@ impl Spread {
     }
 }
 
+/// A column of a table that has a line for each name.
+pub(super) struct Column<'a> {
+    title: String,
+    /// Whether it is one of those that a reader wants first.
+    first: bool,
+    cell: Box<dyn Fn(&str) -> String + 'a>,
+}
+
+impl<'a> Column<'a> {
+    pub fn new(first: bool, title: impl Into<String>, cell: impl Fn(&str) -> String + 'a) -> Self {
+        Self { title: title.into(), first, cell: Box::new(cell) }
+    }
+}
+
+/// The columns that a reader wants first.
+pub(super) fn first(columns: Vec<Column<'_>>) -> Vec<Column<'_>> {
+    columns.into_iter().filter(|column| column.first).collect()
+}
+
+/// A table in Markdown.
+pub(super) fn table_of(names: &[&str], columns: &[Column<'_>]) -> String {
+    let mut out = String::new();
+    table_head(&mut out, &columns.iter().map(|column| column.title.clone()).collect::<Vec<_>>());
+    for name in names {
+        table_line(&mut out, &columns.iter().map(|column| (column.cell)(name)).collect::<Vec<_>>());
+    }
+    out
+}
+
 /// Names of rows, in the order they were run.
 pub(super) fn names<'a>(rows: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut names: Vec<&str> = Vec::new();
@@ -143,9 +174,9 @@ pub(super) fn cost(runs: impl Iterator<Item = (f64, usize)> + Clone) -> String {
     let minutes = runs.clone().map(|(seconds, _)| seconds).sum::<f64>() / 60.0;
     let threads = runs.map(|(_, threads)| threads);
     let threads = match (threads.clone().min().unwrap_or(0), threads.max().unwrap_or(0)) {
-        (1, 1) => "one thread a run".to_string(),
-        (least, most) if least == most => format!("{most} threads a run"),
-        (least, most) => format!("{least} to {most} threads a run"),
+        (1, 1) => "one thread per run".to_string(),
+        (least, most) if least == most => format!("{most} threads per run"),
+        (least, most) => format!("{least} to {most} threads per run"),
     };
     format!("{threads}, {minutes:.0} minutes of all runs together")
 }

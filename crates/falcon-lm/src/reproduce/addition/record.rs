@@ -1,12 +1,10 @@
 //! What the experiment leaves behind.
 
-use std::fmt::Write;
-
 use serde::{Deserialize, Serialize};
 
-use super::{PAPER, RowResult, WidthResult};
+use super::{PAPER, PaperRow, RowResult, WidthResult};
 use crate::report::{Axes, Curve, Format, Scale, Triangle, curves, digits_of_widths, thousands};
-use crate::reproduce::results::{Results, Spread, cost, names, seeds, seeds_in_words};
+use crate::reproduce::results::{Column, Results, Spread, cost, first, names, seeds, seeds_in_words, table_of};
 use crate::tasks::addition::one_digit_tests;
 
 /// Names of the files.
@@ -46,50 +44,13 @@ impl Results for AdditionRecord {
     }
 
     fn table(&self) -> String {
-        let widest = self.rows.iter().filter_map(|row| row.widths.last()).map(|w| w.width).max().unwrap_or(0);
-        let (first, w) = (self.max_width + 1, self.max_width);
-        let mut out = format!(
-            "| trained on 1–{w} digits | parameters | best step | validation | {first}–{widest} digits | {first} / {widest} | exact, {first}–{widest} | own digits | minutes | paper: validation | paper: 33–48 | paper: 33 / 48 |\n\
-             |---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n"
-        );
-        for name in self.names() {
-            let rows = self.of(name);
-            let over =
-                |f: &dyn Fn(&RowResult) -> f64| Spread::of(&rows.iter().map(|row| f(row)).collect::<Vec<_>>());
-            let beyond = |f: fn(&WidthResult) -> f64| {
-                over(&|row| mean(row.widths.iter().filter(|width| width.width > w).map(f)))
-            };
-            let at = |width: usize| {
-                let of =
-                    |row: &RowResult| row.widths.iter().find(|w| w.width == width).map_or(0.0, |w| w.accuracy);
-                format!("{:.0}", 100.0 * over(&of).mean)
-            };
-            let paper = PAPER.iter().find(|paper| paper.preset == name).map_or_else(
-                || "| – | – | –".to_string(),
-                |p| format!("| {:.1} | {:.1} | {:.0} / {:.0}", p.validation, p.beyond, p.first, p.last),
-            );
-            _ = writeln!(
-                out,
-                "| {name} | {} | {:.0} | {} | {} | {} / {} | {} | {} | {:.1} {paper} |",
-                thousands(rows[0].parameters as u64),
-                over(&|row| row.best_step as f64).mean,
-                over(&|row| row.validation).percent(),
-                beyond(|width| width.accuracy).percent(),
-                at(first),
-                at(widest),
-                beyond(|width| width.exact).percent(),
-                beyond(|width| width.free).percent(),
-                over(&|row| row.seconds / 60.0).mean,
-            );
-        }
-        let seeds = seeds(self.names().iter().map(|name| self.of(name).len()));
-        let spread = match seeds.1 > 1 {
-            true => format!(" Mean ± standard deviation over {}.", seeds_in_words(seeds)),
-            false => String::new(),
-        };
-        out + &format!(
-            "\nTeacher-forced accuracy of target digits in percent, as in the paper; *exact* is whole sums, *own digits* lets the model read what it said.{spread}\n"
-        )
+        table_of(&self.names(), &self.columns())
+            + &self.caption("; *exact* is whole sums, *own digits* lets the model read what it said")
+    }
+
+    /// What of it a reader wants first.
+    fn summary(&self) -> String {
+        table_of(&self.names(), &first(self.columns())) + &self.caption("")
     }
 }
 
@@ -100,6 +61,60 @@ impl AdditionRecord {
 
     fn of(&self, name: &str) -> Vec<&RowResult> {
         self.rows.iter().filter(|row| row.name == name).collect()
+    }
+
+    fn over(&self, name: &str, f: impl Fn(&RowResult) -> f64) -> Spread {
+        Spread::of(&self.of(name).into_iter().map(f).collect::<Vec<_>>())
+    }
+
+    /// Of the widths that were not trained.
+    fn beyond(&self, name: &str, f: fn(&WidthResult) -> f64) -> Spread {
+        self.over(name, |row| mean(row.widths.iter().filter(|width| width.width > self.max_width).map(f)))
+    }
+
+    fn columns(&self) -> Vec<Column<'_>> {
+        let widest = self.rows.iter().filter_map(|row| row.widths.last()).map(|w| w.width).max().unwrap_or(0);
+        let first = self.max_width + 1;
+        let at = move |name: &str, width: usize| {
+            let of = |row: &RowResult| row.widths.iter().find(|w| w.width == width).map_or(0.0, |w| w.accuracy);
+            format!("{:.0}", 100.0 * self.over(name, of).mean)
+        };
+        let paper = |name: &str, show: fn(&PaperRow) -> String| {
+            PAPER.iter().find(|paper| paper.preset == name).map_or_else(|| "–".to_string(), show)
+        };
+        vec![
+            Column::new(true, format!("trained on 1–{} digits", self.max_width), str::to_string),
+            Column::new(false, "parameters", |name| thousands(self.of(name)[0].parameters as u64)),
+            Column::new(false, "best step", |name| {
+                format!("{:.0}", self.over(name, |row| row.best_step as f64).mean)
+            }),
+            Column::new(true, "validation", |name| self.over(name, |row| row.validation).percent()),
+            Column::new(true, format!("{first}–{widest} digits"), |name| {
+                self.beyond(name, |w| w.accuracy).percent()
+            }),
+            Column::new(false, format!("{first} / {widest}"), move |name| {
+                format!("{} / {}", at(name, first), at(name, widest))
+            }),
+            Column::new(false, format!("exact, {first}–{widest}"), |name| {
+                self.beyond(name, |w| w.exact).percent()
+            }),
+            Column::new(false, "own digits", |name| self.beyond(name, |w| w.free).percent()),
+            Column::new(true, "minutes", |name| format!("{:.1}", self.over(name, |row| row.seconds / 60.0).mean)),
+            Column::new(true, "paper: validation", move |name| paper(name, |p| format!("{:.1}", p.validation))),
+            Column::new(true, "paper: 33–48", move |name| paper(name, |p| format!("{:.1}", p.beyond))),
+            Column::new(false, "paper: 33 / 48", move |name| {
+                paper(name, |p| format!("{:.0} / {:.0}", p.first, p.last))
+            }),
+        ]
+    }
+
+    fn caption(&self, more: &str) -> String {
+        let seeds = seeds(self.names().iter().map(|name| self.of(name).len()));
+        let spread = match seeds.1 > 1 {
+            true => format!(" Mean ± standard deviation over {}.", seeds_in_words(seeds)),
+            false => String::new(),
+        };
+        format!("\nTeacher-forced accuracy of target digits in percent, as in the paper{more}.{spread}\n")
     }
 
     fn notes(&self) -> String {
@@ -225,6 +240,8 @@ mod tests {
             "{table}"
         );
         assert!(table.contains("5–6 digits") && table.contains("over 2 seeds"));
+        let summary = record().summary();
+        assert!(summary.contains("| retnet | 100.0 ± 0.0 | 60.0 ± 14.1 | 1.0 | 99.7 | 82.9 |"), "{summary}");
         let mut fewer = record();
         fewer.rows.remove(0);
         assert!(fewer.table().contains("over 1 to 2 seeds."), "{}", fewer.table());
@@ -237,7 +254,7 @@ mod tests {
         assert_eq!(AdditionRecord::read(folder.path()).unwrap(), record());
         let table = fs::read_to_string(folder.path().join(TABLE_FILE)).unwrap();
         assert!(table.starts_with(&record().table()) && table.contains("$ falcon reproduce addition"));
-        assert!(table.contains("2 threads a run, 4 minutes"), "{table}");
+        assert!(table.contains("2 threads per run, 4 minutes"), "{table}");
         for picture in [CURVES_FILE, DIGITS_FILE] {
             let svg = fs::read_to_string(folder.path().join(picture)).unwrap();
             assert!(svg.contains("retnet") && svg.contains("deltanet") && !svg.contains("NaN"));
@@ -253,7 +270,7 @@ mod tests {
         let new = record.put_into(page).unwrap();
         assert_eq!(
             new,
-            format!("before\n<!-- addition quick -->\n{}<!-- end -->\nafter\n<!-- end -->\n", record.table())
+            format!("before\n<!-- addition quick -->\n{}<!-- end -->\nafter\n<!-- end -->\n", record.summary())
         );
         assert_eq!(record.put_into(&new).unwrap(), new);
         let error = record.put_into("<!-- addition small -->\n<!-- end -->").unwrap_err().to_string();

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{PAPER, PaperRow, RowResult, TASKS};
 use crate::evaluate::{BENCHMARKS, BenchmarkResult, TextResult, TextScore};
 use crate::report::{Curve, Fit, fitted_curves, table_head, table_line, thousands};
-use crate::reproduce::results::{Results, Spread, cost, names, seeds, seeds_in_words};
+use crate::reproduce::results::{Column, Results, Spread, cost, first, names, seeds, seeds_in_words, table_of};
 
 /// Names of the files.
 const TABLE_FILE: &str = "table.md";
@@ -37,16 +37,16 @@ impl Results for LanguageRecord {
     }
 
     fn table(&self) -> String {
-        let mut out = self.perplexities();
+        let mut out = table_of(&self.names(), &self.perplexities());
         for shots in self.shots() {
             _ = write!(out, "\n{}", self.accuracies(shots));
         }
         out + "\n" + &self.decided()
     }
 
-    /// Without the benchmarks.
+    /// Without the benchmarks, and what a reader wants first.
     fn summary(&self) -> String {
-        self.perplexities() + "\n" + &self.decided()
+        table_of(&self.names(), &first(self.perplexities())) + "\n" + &self.decided()
     }
 
     fn files(&self) -> Vec<(&'static str, String)> {
@@ -95,44 +95,51 @@ impl LanguageRecord {
         find(row, "lambada_openai", *self.shots().first()?)
     }
 
-    fn perplexities(&self) -> String {
-        let Some(first) = self.rows.first() else { return String::new() };
-        let mut out = String::new();
-        let mut titles = vec![format!("perplexity after {} tokens", thousands(first.tokens as u64))];
-        titles.extend(["parameters", "best step", "validation, a token", "bits a byte"].map(String::from));
-        titles.extend(first.texts.iter().skip(1).map(|text| format!("{}, a word", title(text))));
-        let lambada = self.rows.iter().all(|row| self.lambada(row).is_some());
-        if lambada {
-            titles.extend(["LAMBADA", "last word right"].map(String::from));
+    fn perplexities(&self) -> Vec<Column<'_>> {
+        let Some(a_row) = self.rows.first() else { return Vec::new() };
+        let of = |name: &str, text: usize, f: fn(&TextScore) -> f64| {
+            self.over(name, |row| row.texts.get(text).map_or(f64::NAN, |text| f(&text.score)))
+        };
+        let mut columns = vec![
+            Column::new(
+                true,
+                format!("perplexity after {} tokens", thousands(a_row.tokens as u64)),
+                str::to_string,
+            ),
+            Column::new(true, "parameters", |name| thousands(self.of(name)[0].parameters as u64)),
+            Column::new(false, "best step", |name| {
+                format!("{:.0}", self.over(name, |row| row.best_step as f64).mean)
+            }),
+            Column::new(true, "validation, per token", move |name| {
+                of(name, 0, TextScore::token_perplexity).show(2)
+            }),
+            Column::new(true, "bits per byte", move |name| of(name, 0, TextScore::bits_per_byte).show(3)),
+        ];
+        columns.extend(a_row.texts.iter().enumerate().skip(1).map(|(text, result)| {
+            Column::new(false, format!("{}, per word", title(result)), move |name| {
+                wide(of(name, text, TextScore::word_perplexity))
+            })
+        }));
+        if self.rows.iter().all(|row| self.lambada(row).is_some()) {
+            let found = |row: &RowResult| self.lambada(row).expect("all rows have it").clone();
+            columns.push(Column::new(false, "LAMBADA", move |name| {
+                wide(self.over(name, |row| found(row).perplexity.map_or(f64::NAN, |p| p.mean)))
+            }));
+            columns.push(Column::new(false, "last word right", move |name| {
+                self.over(name, |row| found(row).acc.mean).percent()
+            }));
         }
-        titles.extend(["minutes", "paper: FineWeb-Edu", "paper: WikiText", "paper: LAMBADA"].map(String::from));
-        table_head(&mut out, &titles);
-        for name in self.names() {
-            let of = |index: usize, f: fn(&TextScore) -> f64| {
-                self.over(name, |row| row.texts.get(index).map_or(f64::NAN, |text| f(&text.score)))
-            };
-            let mut cells = vec![
-                name.to_string(),
-                thousands(self.of(name)[0].parameters as u64),
-                format!("{:.0}", self.over(name, |row| row.best_step as f64).mean),
-                of(0, TextScore::token_perplexity).show(2),
-                of(0, TextScore::bits_per_byte).show(3),
-            ];
-            cells.extend((1..first.texts.len()).map(|text| wide(of(text, TextScore::word_perplexity))));
-            if lambada {
-                let found = |row: &RowResult| self.lambada(row).expect("all rows have it").clone();
-                cells.push(wide(self.over(name, |row| found(row).perplexity.map_or(f64::NAN, |p| p.mean))));
-                cells.push(self.over(name, |row| found(row).acc.mean).percent());
-            }
-            cells.push(format!("{:.1}", self.over(name, |row| row.seconds / 60.0).mean));
-            let paper = PAPER.iter().find(|paper| paper.preset == name).and_then(|paper| paper.perplexities);
-            cells.extend(match paper {
-                Some([wiki, lambada, web]) => [web, wiki, lambada].map(|number| format!("{number:.2}")),
-                None => std::array::from_fn(|_| "–".to_string()),
-            });
-            table_line(&mut out, &cells);
-        }
-        out
+        columns.push(Column::new(true, "minutes", |name| {
+            format!("{:.1}", self.over(name, |row| row.seconds / 60.0).mean)
+        }));
+        let papers = [("FineWeb-Edu", 2), ("WikiText", 0), ("LAMBADA", 1)];
+        columns.extend(papers.map(|(text, index)| {
+            Column::new(index == 2, format!("paper: {text}"), move |name| {
+                let paper = PAPER.iter().find(|paper| paper.preset == name).and_then(|paper| paper.perplexities);
+                paper.map_or_else(|| "–".to_string(), |of| format!("{:.2}", of[index]))
+            })
+        }));
+        columns
     }
 
     fn accuracies(&self, shots: usize) -> String {
@@ -268,7 +275,7 @@ impl LanguageRecord {
             Curve { name: name.to_string(), points: points.filter(|(tokens, _)| *tokens > 0.0).collect() }
         };
         let all: Vec<Curve> = self.names().into_iter().map(curve).collect();
-        let title = "Validation perplexity of a token while training";
+        let title = "Validation perplexity per token while training";
         fitted_curves(title, "million tokens learnt from", [Fit::Zero, Fit::Decades], &all)
     }
 }
