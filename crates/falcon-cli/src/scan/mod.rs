@@ -20,6 +20,7 @@ use serde::Serialize;
 pub use error::ScanError;
 pub use file::Case;
 pub use tensors::{Data, Tensor, Tensors};
+pub use variant::names as variants;
 
 use crate::output;
 use number::Number;
