@@ -64,7 +64,7 @@ def gated_delta_rule(q, k, v, gain, log_decay, chunk, invert=False):
 
 
 def gated_linear_attention(q, k, v, log_decay, chunk):
-    """Simple GLA, the state-space dual of Mamba-2: `S_t = a_t S_{t-1} + k_t v_t^T`, `o_t = S_t^T q_t`, in chunks."""
+    """Chunked gated linear attention, the state-space dual of Mamba-2: `S_t = a_t S_{t-1} + k_t v_t^T`, `o_t = S_t^T q_t`, in chunks."""
     shape = v.shape
     q, k, v, log_decay = (in_chunks(x, chunk) for x in (q, k, v, log_decay))
     since, between = decays(log_decay)

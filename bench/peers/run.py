@@ -48,13 +48,13 @@ class Peer:
 
 
 DELTA_RULE = Peer(
-    "chunked delta rule",
+    "chunked gated delta rule",
     check.delta_rule_inputs,
     peers.gated_delta_rule,
     [{"chunk": chunk, "invert": invert} for chunk in CHUNKS for invert in (False, True)],
 )
 LINEAR = Peer(
-    "chunked GLA",
+    "chunked gated linear attention",
     check.linear_inputs,
     peers.gated_linear_attention,
     [{"chunk": chunk} for chunk in CHUNKS],

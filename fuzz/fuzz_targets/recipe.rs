@@ -1,29 +1,12 @@
 //! Files built from fuzzer bytes: mostly valid ones, with a few things wrong.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use falcon_cli::scan::variants;
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
-use safetensors::{Dtype, View};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
 use serde_json::{Map, Value, json};
-
-const VARIANTS: [&str; 15] = [
-    "falcon1",
-    "falcon2",
-    "falcon3",
-    "falcon1a",
-    "falcon2a",
-    "falcon3a",
-    "linear_attention",
-    "normalized_linear_attention",
-    "retnet",
-    "mamba2",
-    "deltanet",
-    "gated_deltanet",
-    "online_ridge",
-    "rls",
-    "ssm_zoh",
-];
 
 /// A file to be.
 pub struct Recipe {
@@ -39,18 +22,9 @@ struct Tensor {
     bytes: Vec<u8>,
 }
 
-impl View for &Tensor {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.bytes)
-    }
-    fn data_len(&self) -> usize {
-        self.bytes.len()
+impl Tensor {
+    fn view(&self) -> TensorView<'_> {
+        TensorView::new(self.dtype, self.shape.clone(), &self.bytes).expect("as many bytes as numbers")
     }
 }
 
@@ -66,7 +40,8 @@ impl Recipe {
     /// Reads choices from `data` until it runs out; then all further choices are 0.
     pub fn read(data: &[u8]) -> Result<Self> {
         let bytes = &mut Unstructured::new(data);
-        let variant = *bytes.choose(&VARIANTS)?;
+        let variants: Vec<&str> = variants().collect();
+        let variant = *bytes.choose(&variants)?;
         let falcon = variant.starts_with("falcon");
         let mut recipe = Self { meta: Map::new(), tensors: BTreeMap::new(), comparable: true };
         let tokens = bytes.int_in_range(0..=20)?;
@@ -104,9 +79,7 @@ impl Recipe {
                 cuts.push(bytes.int_in_range(0..=tokens as i64)?);
             }
             cuts.sort_unstable();
-            let data = cuts.iter().flat_map(|cut| cut.to_le_bytes()).collect();
-            let tensor = Tensor { dtype: Dtype::I64, shape: vec![cuts.len()], bytes: data };
-            recipe.tensors.insert("in.cu_seqlens".into(), tensor);
+            recipe.integers("in.cu_seqlens", &cuts);
         }
         let state = |shape: &[usize]| sequences.into_iter().chain(shape.iter().copied()).collect::<Vec<usize>>();
 
@@ -142,15 +115,25 @@ impl Recipe {
             if continued {
                 recipe.add(bytes, "in.k_last", state(&[key_heads, dx]), Range::Signed)?;
             }
-            if matches!(variant, "falcon3" | "falcon3a") {
-                let window = bytes.int_in_range(1..=6)?;
-                let tail = if continued || same { bytes.int_in_range(0..=window - 1)? } else { 0 };
+            let window = bytes.int_in_range(1..=6)?;
+            let slides = matches!(variant, "falcon3" | "falcon3a");
+            // Now and then a rule that keeps none has one: it must be refused.
+            let has_tail = (continued || same) && (slides || bytes.ratio(1, 8)?);
+            let tail = if has_tail { bytes.int_in_range(0..=window - 1)? } else { 0 };
+            if slides {
                 let window = if bytes.ratio(1, 16)? { u64::MAX } else { window as u64 };
                 recipe.meta.insert("B".into(), window.into());
-                if tail > 0 {
-                    recipe.add(bytes, "in.tail_x", state(&[tail, key_heads, dx]), Range::Signed)?;
-                    recipe.add(bytes, "in.tail_v", state(&[tail, heads, dv]), Range::Signed)?;
+            }
+            if tail > 0 {
+                recipe.add(bytes, "in.tail_x", state(&[tail, key_heads, dx]), Range::Signed)?;
+                recipe.add(bytes, "in.tail_v", state(&[tail, heads, dv]), Range::Signed)?;
+            }
+            if let (Some(sequences), true) = (sequences, has_tail) {
+                let mut lengths = Vec::new();
+                for _ in 0..sequences {
+                    lengths.push(bytes.int_in_range(0..=tail as i64)?);
                 }
+                recipe.integers("in.tail_len", &lengths);
             }
         }
         recipe.add(bytes, "up.o", vec![tokens, heads, dv], Range::Signed)?;
@@ -195,6 +178,11 @@ impl Recipe {
             _ => {}
         }
         Ok(())
+    }
+
+    fn integers(&mut self, name: &str, numbers: &[i64]) {
+        let bytes = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        self.tensors.insert(name.into(), Tensor { dtype: Dtype::I64, shape: vec![numbers.len()], bytes });
     }
 
     fn maybe(&mut self, bytes: &mut Unstructured<'_>, name: &str, shape: Vec<usize>) -> Result<()> {
@@ -280,6 +268,7 @@ impl Recipe {
     /// The file.
     pub fn bytes(&self) -> Vec<u8> {
         let info = [("meta".to_string(), Value::Object(self.meta.clone()).to_string())].into_iter().collect();
-        safetensors::serialize(&self.tensors, Some(info)).expect("sizes are small")
+        let views = self.tensors.iter().map(|(name, tensor)| (name, tensor.view()));
+        safetensors::serialize(views, Some(info)).expect("sizes are small")
     }
 }

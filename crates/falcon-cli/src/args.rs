@@ -27,7 +27,8 @@ pub struct Cli {
 const BEGIN: &str = "\
 TO BEGIN WITH
 
-  falcon reproduce addition                              the paper's first table, in minutes
+  falcon reproduce addition                              the paper's addition experiment, on
+                                                         short numbers, in minutes
   falcon train --task text --set task.train=book.txt     a model of a text of yours
   falcon generate runs/text-falcon-3a.3 \"Once upon\"     what it says
 
@@ -42,7 +43,7 @@ pub enum Command {
     Train(TrainArgs),
     /// Measure trained models: perplexity of text, and the paper's benchmarks.
     Eval(EvalArgs),
-    /// Say what a trained model makes of a beginning, token by token.
+    /// Continue a prompt with a trained model.
     Generate(GenerateArgs),
     /// Learn a tokenizer from text.
     Tokenizer(TokenizerArgs),
@@ -52,7 +53,7 @@ pub enum Command {
     Scan(ScanArgs),
     /// Measure speed and memory.
     Bench(BenchArgs),
-    /// Write what lets a shell complete commands and options.
+    /// Print a shell completion script.
     Completions(CompletionsArgs),
 }
 
@@ -107,7 +108,7 @@ pub struct ScanArgs {
     #[arg(long, value_enum, default_value = "chunked")]
     pub form: FormArg,
 
-    /// Tokens a chunk of the chunked form.
+    /// Tokens per chunk of the chunked form.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=8192))]
     pub chunk: u16,
 
@@ -239,4 +240,4 @@ EXAMPLE
 EXIT CODES
 
   0 on success; 2 if the command line, IN or OUT cannot be used, with the reason on stderr and
-  no output written.";
+  no output written; also 2 if OUT is written but stdout cannot be, which stderr says.";

@@ -14,9 +14,11 @@ use falcon_lm::trained::{Trained, TrainedError};
 use falcon_nn::{nearest, write_file};
 use thiserror::Error;
 
-use crate::output;
+use crate::interrupt::stop_on_interrupt;
+use crate::names::Names;
+use crate::output::{self, printed};
 use crate::progress::measuring;
-use crate::train::{asked_to_stop, use_threads};
+use crate::threads::{ThreadsError, use_threads};
 
 /// Arguments of `falcon eval`.
 #[derive(Debug, Args)]
@@ -35,15 +37,15 @@ pub struct EvalArgs {
     #[arg(short, long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub window: Option<u32>,
 
-    /// Benchmarks: lambada_openai, piqa, hellaswag, winogrande, arc_easy, arc_challenge, openbookqa, social_iqa, sciq, or all.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "data")]
+    /// Benchmarks.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "data", value_parser = Names::of(benchmark_names().chain([ALL])))]
     pub tasks: Vec<String>,
 
     /// The folder with the benchmarks, NAME.jsonl each.
     #[arg(long, value_name = "DIR", requires = "tasks")]
     pub data: Option<PathBuf>,
 
-    /// Examples before each question: 0, 1, or both as 0,1.
+    /// Examples before each question, up to 8; a list such as 0,1 asks again for each.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "0", requires = "tasks", value_parser = clap::value_parser!(u8).range(0..=8))]
     pub shots: Vec<u8>,
 
@@ -68,23 +70,38 @@ pub struct EvalArgs {
     pub json: bool,
 }
 
-const EXAMPLES: &str = "\
-HOW BENCHMARKS ARE SCORED
+const EXAMPLES: &str = r#"HOW BENCHMARKS ARE SCORED
 
   As in lm-evaluation-harness: a choice by the sum of its tokens' log-likelihoods after the
   question (acc), or that sum divided by its characters (acc_norm, which tables show for those
   marked *). An example before a question is the first of those asked; that one has the second.
   The standard error of a perplexity is that of the mean log-likelihood, times the perplexity.
 
-  A line of DIR/NAME.jsonl is a JSON object: question, choices, gold; sciq may have its passage as
-  support; social_iqa has a context too, hellaswag context, choices, gold; winogrande contexts, continuation, gold; lambada_openai
-  context, target.
+BENCHMARKS
+
+  DIR/NAME.jsonl has a JSON object per line; gold is the number of the right choice, from 0:
+
+  piqa, arc_easy, arc_challenge, openbookqa, and sciq, which may have its passage as "support":
+    {"question": "What falls as rain?", "choices": ["water", "sand"], "gold": 0}
+  social_iqa:
+    {"context": "Ann fell.", "question": "How is she?", "choices": ["hurt", "glad"], "gold": 0}
+  hellaswag:
+    {"context": "He opens the tap and", "choices": ["water runs", "it barks"], "gold": 0}
+  winogrande, where what follows the right context is likelier:
+    {"contexts": ["The cup", "The box"], "continuation": "was full of tea.", "gold": 0}
+  lambada_openai:
+    {"context": "The cat sat on the", "target": "mat"}
+
+ENVIRONMENT
+
+  FALCON_CACHE    the folder where text is kept as tokens, to be made into tokens only once; by
+                  default $XDG_CACHE_HOME/falcon or ~/.cache/falcon. It may be deleted any time.
 
 EXAMPLES
 
   falcon eval runs/mine --text book.txt
   falcon eval runs/* --text test.txt --window 1024 --output results.json
-  falcon eval runs/mine --tasks all --data eval/ --shots 0,1";
+  falcon eval runs/mine --tasks all --data eval/ --shots 0,1"#;
 
 /// Why there are no results.
 #[derive(Debug, Error)]
@@ -125,6 +142,9 @@ pub enum EvalError {
         /// What is wrong with it.
         error: serde_json::Error,
     },
+    /// Threads could not be started.
+    #[error(transparent)]
+    Threads(#[from] ThreadsError),
     /// What was to be printed could not be.
     #[error("stdout: {0}")]
     Output(#[from] io::Error),
@@ -136,8 +156,8 @@ pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
     if args.text.is_empty() && benchmarks.is_empty() {
         return Err(EvalError::Nothing);
     }
-    use_threads(args.threads);
-    asked_to_stop(STOPPING);
+    use_threads(args.threads.map(Into::into))?;
+    stop_on_interrupt(STOPPING);
     // All that can be wrong first: it should not be found after an hour.
     let shots = args.shots.iter().map(|shots| usize::from(*shots)).collect();
     let mut exam = Exam { texts: args.text.clone(), window: args.window, shots, ..Exam::default() };
@@ -170,25 +190,29 @@ pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
             break;
         }
     }
-    let mut out = io::stdout().lock();
-    match args.json {
-        true => writeln!(out, "{}", serde_json::to_string(&shown).map_err(io::Error::from)?)?,
-        false => write!(out, "{}", tables(&shown, &benchmarks, args))?,
-    }
+    let text = match args.json {
+        true => serde_json::to_string(&shown).map_err(io::Error::from)? + "\n",
+        false => tables(&shown, &benchmarks, args),
+    };
+    printed(io::stdout().write_all(text.as_bytes()))?;
     Ok(outcome)
 }
 
 fn benchmarks(args: &EvalArgs) -> Result<Vec<&'static Benchmark>, EvalError> {
-    if args.tasks.iter().any(|name| name == "all") {
-        return Ok(BENCHMARKS.iter().collect());
-    }
+    let (all, named): (Vec<&String>, Vec<&String>) = args.tasks.iter().partition(|name| *name == ALL);
     let find = |name: &String| {
-        Benchmark::named(name).ok_or_else(|| EvalError::Task {
-            name: name.clone(),
-            hint: nearest(name, BENCHMARKS.iter().map(|benchmark| benchmark.name)),
-        })
+        Benchmark::named(name)
+            .ok_or_else(|| EvalError::Task { name: name.clone(), hint: nearest(name, benchmark_names()) })
     };
-    args.tasks.iter().map(find).collect()
+    let named = named.into_iter().map(find).collect::<Result<_, _>>()?;
+    Ok(if all.is_empty() { named } else { BENCHMARKS.iter().collect() })
+}
+
+/// The name of all benchmarks together.
+const ALL: &str = "all";
+
+fn benchmark_names() -> impl Iterator<Item = &'static str> {
+    BENCHMARKS.iter().map(|benchmark| benchmark.name)
 }
 
 fn read(path: &Path) -> Result<Vec<ModelResult>, EvalError> {

@@ -14,13 +14,15 @@ use falcon_lm::memory;
 use falcon_lm::train::Outcome;
 use falcon_lm::trained::{Trained, TrainedError};
 use falcon_nn::FileError;
-use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanBytes, HumanCount};
 use serde::Serialize;
 use serde_json::json;
 use thiserror::Error;
 
+use crate::interrupt::stop_on_interrupt;
 use crate::output;
-use crate::train::{asked_to_stop, use_threads};
+use crate::progress::Progress;
+use crate::threads::{ThreadsError, use_threads};
 
 /// Arguments of `falcon generate`.
 #[derive(Debug, Args)]
@@ -30,15 +32,15 @@ pub struct GenerateArgs {
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
 
-    /// The beginning of the text. Without it, what stdin has if it is no terminal, or nothing.
+    /// The prompt. If not given, it is read from stdin if that is piped, and empty otherwise.
     #[arg(value_name = "PROMPT", conflicts_with_all = ["file", "prompts"])]
     pub prompt: Option<String>,
 
-    /// Take the beginning from a file, of any length; .xz, .gz and .zst are read as they are.
+    /// Take the prompt from a file, of any length; .xz, .gz and .zst are read as they are.
     #[arg(short, long, value_name = "FILE", conflicts_with = "prompts")]
     pub file: Option<PathBuf>,
 
-    /// Go on from many beginnings side by side: a file with one a line.
+    /// Continue many prompts side by side: a file with one per line.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["state_in", "state_out"])]
     pub prompts: Option<PathBuf>,
 
@@ -62,7 +64,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "R", default_value_t = 1.0, allow_negative_numbers = true)]
     pub repetition_penalty: f64,
 
-    /// Of the draws: the same seed says the same.
+    /// Random seed; the same seed gives the same text.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
 
@@ -136,6 +138,9 @@ pub enum GenerateError {
     /// No beginnings.
     #[error("{0}: no line of it is a beginning")]
     NoPrompts(PathBuf),
+    /// Threads could not be started.
+    #[error(transparent)]
+    Threads(#[from] ThreadsError),
     /// What was to be printed could not be.
     #[error("stdout: {0}")]
     Output(#[from] io::Error),
@@ -179,26 +184,34 @@ struct Totals {
     context: usize,
 }
 
-/// Says text as it comes.
+/// Says text as it comes, for as long as somebody reads it.
 pub fn run(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
+    match say_all(args) {
+        Err(GenerateError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Outcome::Finished),
+        said => said,
+    }
+}
+
+fn say_all(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
     let GenerateArgs { temperature, top_k, top_p, repetition_penalty, seed, .. } = *args;
     let sampling = Sampling { temperature, top_k, top_p, repetition_penalty, seed };
     sampling.validate()?;
     if let Some(path) = &args.state_out {
         output::check(path).map_err(|error| FileError::Io { path: path.clone(), error })?;
     }
-    use_threads(args.threads);
+    use_threads(args.threads.map(Into::into))?;
     let beginnings = beginnings(args)?;
     let trained = Trained::open(&args.model, args.tokenizer.as_deref(), &Device::flex())?;
-    let stop = asked_to_stop("stopping");
+    let stop = stop_on_interrupt("stopping");
     let mut out = io::stdout().lock();
     let (mut totals, mut all) = (Totals::default(), Vec::new());
     let mut interrupted = false;
     'all: for (index, beginnings) in beginnings.chunks(TOGETHER).enumerate() {
         let begin = Instant::now();
+        let progress = Progress::spinner("reading");
         let mut streams = Vec::new();
         for beginning in beginnings {
-            let Some((stream, tokens)) = read(args, &trained, beginning, stop)? else {
+            let Some((stream, tokens)) = read(args, &trained, beginning, &progress, stop)? else {
                 // What was said before is printed.
                 interrupted = true;
                 break 'all;
@@ -207,8 +220,11 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
             streams.push(stream);
         }
         totals.reading += begin.elapsed();
+        // What is said as it comes shows by itself how far it is.
+        let progress = (args.json || args.prompts.is_some()).then_some(progress);
         let begin = Instant::now();
-        let (said, streams) = say(args, &trained, &sampling, index * TOGETHER, beginnings, streams, &mut out)?;
+        let first = index * TOGETHER;
+        let (said, streams) = say(args, &trained, &sampling, first, beginnings, streams, progress, &mut out)?;
         totals.saying += begin.elapsed();
         totals.said += said.iter().map(|said| said.tokens).sum::<usize>();
         totals.state_bytes = totals.state_bytes.max(streams.iter().map(Stream::bytes).sum());
@@ -254,13 +270,10 @@ fn read(
     args: &GenerateArgs,
     trained: &Trained,
     beginning: &Beginning,
+    progress: &Progress,
     stop: &AtomicBool,
 ) -> Result<Option<(Stream, usize)>, GenerateError> {
     let Trained { model, tokenizer, weights, .. } = trained;
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
-        bar.set_style(style);
-    }
     let mut stream = match &args.state_in {
         Some(path) => Stream::load(model, weights, path)?,
         None => {
@@ -269,14 +282,11 @@ fn read(
             fresh
         }
     };
-    let (begin, mut done) = (Instant::now(), 0);
+    let mut done = 0;
     let mut go_on = |text: &str| {
         let tokens = tokenizer.encode(text);
         let going = stream.read(model, &tokens, &mut |read| {
-            if begin.elapsed() > Duration::from_secs(1) {
-                bar.set_message(format!("{} tokens read", HumanCount((done + read) as u64)));
-                bar.tick();
-            }
+            progress.message(format!("{} tokens read", HumanCount((done + read) as u64)));
             !stop.load(Ordering::SeqCst)
         });
         done += tokens.len();
@@ -294,7 +304,6 @@ fn read(
             }
         }
     };
-    bar.finish_and_clear();
     Ok(going.then_some((stream, done)))
 }
 
@@ -310,7 +319,9 @@ impl From<SourceError> for Stop {
     }
 }
 
-/// Goes on from beginnings, shows a single one as it comes, and keeps what is to be kept.
+/// Goes on from beginnings, shows a single one as it comes, and keeps what is to be kept. With `progress`, nothing is shown before the end
+/// but how far it is.
+#[expect(clippy::too_many_arguments, reason = "called once")]
 fn say(
     args: &GenerateArgs,
     trained: &Trained,
@@ -318,6 +329,7 @@ fn say(
     first: usize,
     beginnings: &[Beginning],
     mut streams: Vec<Stream>,
+    progress: Option<Progress>,
     out: &mut impl Write,
 ) -> Result<(Vec<Said>, Vec<Stream>), GenerateError> {
     let Trained { model, tokenizer, weights, .. } = trained;
@@ -330,7 +342,7 @@ fn say(
             said: Said { prompt: beginning.shown(), ended_by: "length", ..Said::default() },
         })
         .collect();
-    let (stop, mut broken) = (asked_to_stop("stopping"), None);
+    let (stop, mut broken, mut tokens) = (stop_on_interrupt("stopping"), None, 0);
     if args.max_tokens > 0 {
         streams = generate(model, streams, sampling, first, |sequence, token| {
             let saying = &mut sayings[sequence - first];
@@ -338,7 +350,10 @@ fn say(
             if !over && stop.load(Ordering::SeqCst) {
                 (saying.said.ended_by, over) = ("interrupted", true);
             }
-            if args.prompts.is_none() && !args.json && broken.is_none() {
+            tokens += 1;
+            if let Some(progress) = &progress {
+                progress.message(format!("{} tokens generated", HumanCount(tokens)));
+            } else if broken.is_none() {
                 broken = out.write_all(new.as_bytes()).and_then(|()| out.flush()).err();
             }
             !over && broken.is_none()

@@ -6,16 +6,9 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 use falcon_cli::args::{Cli, Command, ScanArgs};
-use falcon_cli::bench;
-use falcon_cli::eval::{self, EvalError};
-use falcon_cli::generate::{self, GenerateError};
-use falcon_cli::memory;
 use falcon_cli::progress::with_spinner;
-use falcon_cli::report::{self, ReportCommandError};
-use falcon_cli::reproduce::{self, ReproduceError};
 use falcon_cli::scan::{self, Options, Report, ScanError};
-use falcon_cli::tokenizer::{self, TokenizerCommandError};
-use falcon_cli::train::{self, TrainCommandError};
+use falcon_cli::{bench, eval, generate, memory, report, reproduce, tokenizer, train};
 use falcon_lm::train::Outcome;
 
 /// Bad input or an output that cannot be written; clap uses the same for bad arguments.
@@ -26,40 +19,13 @@ const INTERRUPTED: u8 = 130;
 fn main() -> ExitCode {
     memory::keep_freed();
     match Cli::parse().command {
-        Command::Reproduce(args) => match reproduce::run(&args) {
-            Ok(Outcome::Interrupted) => ExitCode::from(INTERRUPTED),
-            Ok(Outcome::Finished) => ExitCode::SUCCESS,
-            Err(ReproduceError::Output(error)) if is_closed(&error) => ExitCode::SUCCESS,
-            Err(error) => fail(error),
-        },
-        Command::Train(args) => match train::run(&args) {
-            Ok(Some(Outcome::Interrupted)) => ExitCode::from(INTERRUPTED),
-            Ok(_) => ExitCode::SUCCESS,
-            Err(TrainCommandError::Output(error)) if is_closed(&error) => ExitCode::SUCCESS,
-            Err(error) => fail(error),
-        },
-        Command::Eval(args) => match eval::run(&args) {
-            Ok(Outcome::Interrupted) => ExitCode::from(INTERRUPTED),
-            Ok(Outcome::Finished) => ExitCode::SUCCESS,
-            Err(EvalError::Output(error)) if is_closed(&error) => ExitCode::SUCCESS,
-            Err(error) => fail(error),
-        },
-        Command::Generate(args) => match generate::run(&args) {
-            Ok(Outcome::Interrupted) => ExitCode::from(INTERRUPTED),
-            Ok(Outcome::Finished) => ExitCode::SUCCESS,
-            Err(GenerateError::Output(error)) if is_closed(&error) => ExitCode::SUCCESS,
-            Err(error) => fail(error),
-        },
-        Command::Tokenizer(args) => match tokenizer::run(&args) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(TokenizerCommandError::Output(error)) if is_closed(&error) => ExitCode::SUCCESS,
-            Err(error) => fail(error),
-        },
-        Command::Report(args) => match report::run(&args) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(ReportCommandError::Output(error)) if is_closed(&error) => ExitCode::SUCCESS,
-            Err(error) => fail(error),
-        },
+        Command::Reproduce(args) => code(reproduce::run(&args)),
+        Command::Train(args) => code(train::run(&args)),
+        Command::Eval(args) => code(eval::run(&args)),
+        Command::Generate(args) => code(generate::run(&args)),
+        Command::Tokenizer(args) => code(tokenizer::run(&args).map(|()| Outcome::Finished)),
+        Command::Report(args) => code(report::run(&args).map(|()| Outcome::Finished)),
+        Command::Bench(args) => code(bench::run(&args).map(|()| Outcome::Finished)),
         Command::Scan(args) => match scan(&args) {
             Ok(report) => print(&args, &report),
             Err(error) => {
@@ -67,11 +33,6 @@ fn main() -> ExitCode {
                     if error.names_a_path() { String::new() } else { format!("{}: ", args.input.display()) };
                 fail(format_args!("{input}{error}"))
             }
-        },
-        Command::Bench(args) => match bench::run(&args) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
-            Err(error) => fail(error),
         },
         Command::Completions(args) => {
             let mut script = Vec::new();
@@ -81,6 +42,15 @@ fn main() -> ExitCode {
                 _ => ExitCode::SUCCESS,
             }
         }
+    }
+}
+
+/// What the shell is told.
+fn code(ended: Result<Outcome, impl Display>) -> ExitCode {
+    match ended {
+        Ok(Outcome::Finished) => ExitCode::SUCCESS,
+        Ok(Outcome::Interrupted) => ExitCode::from(INTERRUPTED),
+        Err(error) => fail(error),
     }
 }
 

@@ -24,3 +24,11 @@ pub(crate) fn check(file: &Path) -> io::Result<()> {
     // It vanishes again at once.
     aside_file(folder).map(drop)
 }
+
+/// What became of printing. A reader of stdout who has seen enough is no failure, and no reason to do less.
+pub(crate) fn printed(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}

@@ -1,51 +1,148 @@
-//! A sign of life for long runs.
+//! A sign of life for long work.
 
+use std::io::{self, IsTerminal, Write};
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::train::asked_to_stop;
+use crate::interrupt::stop_on_interrupt;
 
-/// Runs shorter than this stay silent.
+/// Where stderr is no terminal, shorter work stays silent.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// And says so often how far it is.
+const PAUSE: Duration = Duration::from_secs(10);
 
-/// Runs `work`, and shows a spinner with the time on stderr if it takes long and stderr is a terminal.
-pub fn with_spinner<T>(message: &str, work: impl FnOnce() -> T) -> T {
-    let (done, finished) = mpsc::channel::<()>();
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            if finished.recv_timeout(PATIENCE) != Err(RecvTimeoutError::Timeout) {
-                return;
-            }
-            // Hidden by itself where stderr is not a terminal.
-            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-            if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
-                bar.set_style(style);
-            }
-            bar.set_message(message.to_string());
-            bar.set_elapsed(PATIENCE);
-            bar.enable_steady_tick(Duration::from_millis(100));
-            // Ends when the sender is dropped, also by a panic.
-            let _ = finished.recv();
-            bar.finish_and_clear();
-        });
-        let result = work();
-        drop(done);
-        result
-    })
+/// Shows how far some work is, until it is dropped: on a terminal by a bar, below those there are; elsewhere by a plain line now and then.
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    /// Lets go of the thread that writes lines.
+    lines: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
-/// A bar that hides itself where stderr is no terminal, below those there are.
-pub(crate) fn bar(length: Option<u64>) -> ProgressBar {
-    static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
-    let bar = BARS.add(ProgressBar::with_draw_target(length, ProgressDrawTarget::hidden()));
-    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len}  {msg}  {eta} left") {
-        bar.set_style(style);
+impl Progress {
+    /// Work whose end is not known. It is shown at once.
+    pub fn spinner(message: impl Into<String>) -> Self {
+        Self::new(None, message.into()).ticking()
     }
-    bar
+
+    /// Work of so many parts. It is shown at once.
+    pub fn bar(length: usize, message: impl Into<String>) -> Self {
+        Self::new(Some(length as u64), message.into()).ticking()
+    }
+
+    /// Work of so many parts that may turn out to be done already: shown when something is said of it.
+    pub fn later(length: u64) -> Self {
+        Self::new(Some(length), String::new())
+    }
+
+    fn new(length: Option<u64>, message: String) -> Self {
+        static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
+        let bar = BARS.add(ProgressBar::with_draw_target(length, ProgressDrawTarget::hidden()));
+        bar.set_style(style(length));
+        if !message.is_empty() {
+            bar.set_message(message);
+        }
+        let lines = if io::stderr().is_terminal() { None } else { lines(bar.clone()) };
+        Self { bar, lines }
+    }
+
+    fn ticking(self) -> Self {
+        // Elsewhere nobody sees it, and it would take a thread.
+        if io::stderr().is_terminal() {
+            self.bar.enable_steady_tick(Duration::from_millis(200));
+        }
+        self
+    }
+
+    /// What is being done.
+    pub fn message(&self, message: String) {
+        self.bar.set_message(message);
+        self.bar.tick();
+    }
+
+    /// How many parts are done.
+    pub fn position(&self, done: u64) {
+        self.bar.set_position(done);
+    }
+
+    /// One more part is done.
+    pub fn step(&self) {
+        self.bar.inc(1);
+    }
+
+    /// How many parts there are, if that is known by now.
+    pub fn length(&self, length: Option<u64>) {
+        if self.bar.length() != length {
+            self.bar.set_style(style(length));
+            length.map_or_else(|| self.bar.unset_length(), |length| self.bar.set_length(length));
+        }
+    }
+
+    /// Parts from here on tell how fast it goes.
+    pub fn reset_eta(&self) {
+        self.bar.reset_eta();
+    }
+
+    /// A line that stays.
+    pub fn say(&self, line: &str) {
+        if io::stderr().is_terminal() {
+            self.bar.println(line);
+        } else {
+            let _ = writeln!(io::stderr(), "{line}");
+        }
+    }
+
+    /// Takes it away.
+    pub fn clear(&mut self) {
+        if let Some((end, thread)) = self.lines.take() {
+            drop(end);
+            let _ = thread.join();
+        }
+        self.bar.finish_and_clear();
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+fn style(length: Option<u64>) -> ProgressStyle {
+    let template = match length {
+        Some(_) => "{wide_bar} {pos}/{len}  {msg}  {eta} left",
+        None => "{spinner} {msg} {elapsed}",
+    };
+    ProgressStyle::with_template(template).expect("a template of ours")
+}
+
+/// Writes a line now and then until the sender is dropped; none where no thread can be had.
+fn lines(bar: ProgressBar) -> Option<(Sender<()>, JoinHandle<()>)> {
+    let (end, ended) = mpsc::channel::<()>();
+    let write = move || {
+        let mut pause = PATIENCE;
+        while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+            // Of what has not begun there is nothing to say.
+            if bar.message().is_empty() {
+                continue;
+            }
+            pause = PAUSE;
+            let done = bar.length().map_or(String::new(), |length| format!("{}/{length}  ", bar.position()));
+            let (message, time) = (bar.message(), HumanDuration(bar.elapsed()));
+            let _ = writeln!(io::stderr(), "{done}{message}  {time}");
+        }
+    };
+    Some((end, std::thread::Builder::new().spawn(write).ok()?))
+}
+
+/// Runs `work`, and shows that it goes on.
+pub fn with_spinner<T>(message: &str, work: impl FnOnce() -> T) -> T {
+    let _shown = Progress::spinner(message);
+    work()
 }
 
 /// Shows how far a measurement of `name` is; false once it was asked to stop, which says what is done `then`.
@@ -53,28 +150,12 @@ pub(crate) fn measuring(name: &str, then: &'static str) -> impl FnMut(&str, usiz
     // There is nothing to show before it begins.
     let mut shown = None;
     move |what, done, all| {
-        let Shown(shown) = shown.get_or_insert_with(|| {
-            let bar = bar(None);
-            bar.enable_steady_tick(Duration::from_millis(200));
-            Shown(bar)
-        });
-        shown.set_message(format!("{name}: {what}"));
-        shown.set_position(done as u64);
-        // Nothing is known yet of how much there is to do.
-        if all > 0 {
-            shown.set_length(all as u64)
-        } else {
-            shown.unset_length()
-        }
-        !asked_to_stop(then).load(Ordering::SeqCst)
-    }
-}
-
-/// Taken away when nobody looks any more.
-struct Shown(ProgressBar);
-
-impl Drop for Shown {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
+        let message = format!("{name}: {what}");
+        let shown = shown.get_or_insert_with(|| Progress::spinner(message.clone()));
+        shown.message(message);
+        // Nothing is known at first of how much there is to do.
+        shown.length((all > 0).then_some(all as u64));
+        shown.position(done as u64);
+        !stop_on_interrupt(then).load(Ordering::SeqCst)
     }
 }

@@ -10,7 +10,7 @@ use falcon_nn::write_file;
 use serde_json::json;
 use thiserror::Error;
 
-use crate::output;
+use crate::output::{self, printed};
 
 /// Arguments of `falcon report`.
 #[derive(Debug, Args)]
@@ -77,16 +77,15 @@ pub fn run(args: &ReportArgs) -> Result<(), ReportCommandError> {
         runs.extend(read(folder)?);
     }
     write_file(path, page(&runs).as_bytes()).map_err(failed)?;
-    let mut out = io::stdout().lock();
-    if args.json {
+    let said = if args.json {
         let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
-        writeln!(out, "{}", json!({ "page": path.display().to_string(), "runs": names }))?;
+        json!({ "page": path.display().to_string(), "runs": names }).to_string()
     } else {
         let runs = match runs.len() {
             1 => "1 run".to_string(),
             n => format!("{n} runs"),
         };
-        writeln!(out, "{runs} -> {}", path.display())?;
-    }
-    Ok(())
+        format!("{runs} -> {}", path.display())
+    };
+    Ok(printed(writeln!(io::stdout(), "{said}"))?)
 }

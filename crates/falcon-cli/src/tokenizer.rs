@@ -8,7 +8,7 @@ use falcon_lm::data::{Source, SourceError, TOKENIZER_FILE, Tokenizer, TokenizerE
 use serde_json::json;
 use thiserror::Error;
 
-use crate::output;
+use crate::output::{self, printed};
 use crate::progress::with_spinner;
 
 /// Arguments of `falcon tokenizer`.
@@ -88,16 +88,12 @@ pub fn run(args: &TokenizerArgs) -> Result<(), TokenizerCommandError> {
     let (tokenizer, bytes, tokens) = made?;
     let (size, path) = (tokenizer.size(), args.output.display());
     let ratio = bytes as f64 / tokens.max(1) as f64;
-    let mut out = io::stdout().lock();
-    if args.json {
+    let said = if args.json {
         let path = path.to_string();
-        writeln!(out, "{}", json!({ "output": path, "size": size, "bytes": bytes, "bytes_per_token": ratio }))?;
+        json!({ "output": path, "size": size, "bytes": bytes, "bytes_per_token": ratio }).to_string()
     } else {
-        writeln!(
-            out,
-            "{path}: {size} tokens, {ratio:.2} bytes each over {:.1} MiB of text",
-            bytes as f64 / 1048576.0
-        )?;
-    }
-    Ok(())
+        let mib = bytes as f64 / 1048576.0;
+        format!("{path}: {size} tokens, {ratio:.2} bytes each over {mib:.1} MiB of text")
+    };
+    Ok(printed(writeln!(io::stdout(), "{said}"))?)
 }

@@ -1,4 +1,4 @@
-//! `falcon bench kernels`: what it prints, and what it refuses. Speeds are not judged here.
+//! `falcon bench`: what it prints, and what it refuses. Speeds are not judged here.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -140,6 +140,10 @@ fn the_impossible_is_refused() {
         &["--decode", "--scaling"],
         &["--tokens", "16777216", "--heads", "1024"],
         &["--scaling", "--tokens", "16777216", "--heads", "1024"],
+        &["--decode", "--heads", "1024", "--dims", "1024"],
+        // Each of them alone would do.
+        &["--no-decode", "--heads", "64", "--dims", "512", "--tokens", "8192,8193"],
+        &["--scaling", "--heads", "64", "--dims", "512", "--tokens", "8192,8193"],
     ] {
         let ran = bench(args);
         assert_eq!(ran.status.code(), Some(2), "{args:?}: {}", said(&ran));
@@ -188,24 +192,46 @@ fn generation_is_timed_after_every_context() {
     let picture = std::fs::read_to_string(picture).unwrap();
     assert!(picture.contains("falcon-1.3</text>") && picture.contains("transformer</text>"), "{picture}");
     let rows: Vec<Value> = serde_json::from_slice(&ran.stdout).unwrap();
-    let results = |model: &str| -> Vec<Value> {
-        rows.iter().filter(|row| row["model"] == model).map(|row| row["result"].clone()).collect()
-    };
+    let results = |model: &str| -> Vec<&Value> { rows.iter().filter(|row| row["model"] == model).collect() };
     let (falcon, transformer) = (results("falcon-1.3"), results("transformer"));
     for results in [&falcon, &transformer] {
         let contexts: Vec<_> = results.iter().map(|result| result["context"].as_u64().unwrap()).collect();
         assert_eq!(contexts, [20, 300]);
-        assert!(results.iter().all(|result| result["seconds"].as_f64().unwrap() > 0.0));
+        assert!(results.iter().all(|result| result["seconds_per_token"].as_f64().unwrap() > 0.0));
     }
-    assert_eq!(falcon[0]["state"], falcon[1]["state"], "it does not grow");
+    assert_eq!(falcon[0]["state_bytes"], falcon[1]["state_bytes"], "it does not grow");
     // Two layers of 128 keys and 128 values a token, of the context and of four tokens more.
-    assert_eq!(transformer[1]["state"], (300 + 4) * 2 * 256 * 4);
+    assert_eq!(transformer[1]["state_bytes"], (300 + 4) * 2 * 256 * 4);
     // Where the system says what is free.
     if std::path::Path::new("/proc/meminfo").exists() {
         let wide = run(&["--models", "transformer", "--contexts", "1000000000"]);
         assert!(String::from_utf8_lossy(&wide.stdout).contains("too large for this memory"), "{}", said(&wide));
     }
-    assert!(said(&run(&["--models", "falcon-9"])).contains("falcon-9"));
+    // Before anything is measured.
+    let unknown = run(&["--models", "transformer,falcon-9"]);
+    assert!(said(&unknown).contains("falcon-9") && unknown.stdout.is_empty());
+}
+
+/// What could not be measured has a row, and takes no other with it.
+#[cfg(unix)]
+#[test]
+fn a_process_that_fails_is_a_row() {
+    // A cache of 400 MB, in a process that may have no more than that in all.
+    let script = "ulimit -v 400000; exec \"$@\"";
+    let few =
+        ["bench", "generate", "--size", "micro", "--contexts", "20,200000", "--tokens", "1", "--threads", "1"];
+    let models = ["--models", "transformer,falcon-1a.3", "--contexts", "20"];
+    let ran = |args: &[&str]| {
+        let mut outer = Command::new("bash");
+        outer.args(["-c", script, "bash", env!("CARGO_BIN_EXE_falcon")]).args(args).output().unwrap()
+    };
+    assert!(ran(&[&few[..4], &models, &few[6..]].concat()).status.success(), "there is room for little");
+    let ran = ran(&[&few[..], &models[..2], &["--json"]].concat());
+    assert_eq!(ran.status.code(), Some(2), "{}", said(&ran));
+    let rows: Vec<Value> = serde_json::from_slice(&ran.stdout).unwrap();
+    let is: Vec<&str> = rows.iter().map(|row| row["context_is"].as_str().unwrap()).collect();
+    assert_eq!(is, ["random", "failed", "read", "read"], "{}", said(&ran));
+    assert!(said(&ran).contains("error: the process that measures transformer ended early"), "{}", said(&ran));
 }
 
 /// Contexts that are close together are the ones asked for: what is said at one is not part of the next.
@@ -214,7 +240,7 @@ fn contexts_are_those_asked_for() {
     let few = ["bench", "generate", "--size", "micro", "--models", "falcon-1a.3", "--contexts", "20,24", "--json"];
     let ran = Command::new(env!("CARGO_BIN_EXE_falcon")).args(few).args(["--tokens", "9"]).output().unwrap();
     let rows: Vec<Value> = serde_json::from_slice(&ran.stdout).unwrap();
-    let contexts: Vec<u64> = rows.iter().map(|row| row["result"]["context"].as_u64().unwrap()).collect();
+    let contexts: Vec<u64> = rows.iter().map(|row| row["context"].as_u64().unwrap()).collect();
     assert_eq!(contexts, [20, 24]);
 }
 
@@ -239,5 +265,63 @@ fn training_steps_are_timed() {
     assert!(
         rows.len() == 1 && rows[0]["name"] == "falcon-1a.3" && rows[0]["ms"].as_f64().unwrap() > 0.0,
         "{rows:?}"
+    );
+}
+
+fn train_steps(args: &[&str]) -> Output {
+    let few = ["bench", "train", "--models", "falcon-1a.3", "--repeats", "1"];
+    Command::new(env!("CARGO_BIN_EXE_falcon")).args(few).args(args).output().unwrap()
+}
+
+#[test]
+fn batches_that_do_not_fit_are_refused() {
+    let ran = train_steps(&["--no-peer", "--batch", "65536", "--time", "65536"]);
+    assert_eq!(ran.status.code(), Some(2));
+    assert!(
+        said(&ran).contains("GiB, the limit is 16: use fewer or smaller --batch or --tokens"),
+        "{}",
+        said(&ran)
+    );
+}
+
+/// A program in the place of PyTorch.
+#[cfg(unix)]
+#[test]
+fn steps_are_timed_beside_a_peer() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let python = folder.path().join("python");
+    let with = |script: &str| {
+        std::fs::write(&python, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+        train_steps(&["--batch", "1", "--tokens", "4", "--json", "--python", python.to_str().unwrap()])
+    };
+    let hello = r#"echo '{"torch": "9.9", "parameters": 7}'"#;
+    let ran = with(&format!("{hello}; while read line; do echo 0.5; done"));
+    let rows: Vec<Value> = serde_json::from_slice(&ran.stdout).unwrap_or_else(|_| panic!("{}", said(&ran)));
+    assert_eq!(rows[0]["name"], "PyTorch eager 9.9, transformer");
+    assert_eq!(
+        (&rows[0]["parameters"], &rows[0]["ms"], &rows[0]["ratio"]),
+        (&7.into(), &500.0.into(), &1.0.into())
+    );
+    assert!(rows[1]["name"] == "falcon-1a.3" && rows[1]["ratio"].as_f64().unwrap() > 1.0, "{rows:?}");
+    for (script, words) in [
+        ("exit 1", "PyTorch ended early (exit status: 1); is torch installed"),
+        ("echo hello", "PyTorch answered \"hello\""),
+        (&format!("{hello}; read line; exit 4"), "PyTorch ended early (exit status: 4)"),
+        (&format!("{hello}; read line; echo soon; read line"), "PyTorch answered \"soon\""),
+    ] {
+        let ran = with(script);
+        assert_eq!(ran.status.code(), Some(2), "{script}");
+        assert!(said(&ran).contains(words), "{script}: {}", said(&ran));
+    }
+    // Where no terminal shows a bar, what takes long says so all the same; what does not is silent.
+    let slow = with(&format!("sleep 3; {hello}; while read line; do echo 0.5; done"));
+    assert_eq!((said(&ran), said(&slow)), (String::new(), "starting PyTorch eager  2 seconds\n".into()));
+    let none = train_steps(&["--python", "/nowhere/python"]);
+    assert!(
+        said(&none).contains("/nowhere/python: No such file") && said(&none).contains("--no-peer"),
+        "{}",
+        said(&none)
     );
 }

@@ -145,6 +145,7 @@ fn benchmarks_are_scored() {
     let table = house.says(&tasks);
     assert!(table.contains("| 0-shot | WinoGrande | LAMBADA ppl | LAMBADA | average |"), "{table}");
     house.refuses(&["eval", "run", "--tasks", "hellaswg", "--data", "data"], "did you mean \"hellaswag\"?");
+    house.refuses(&["eval", "run", "--tasks", "all,typo", "--data", "data"], "unknown benchmark \"typo\"");
     house.refuses(&["eval", "run", "--tasks", "piqa", "--data", "data"], "piqa.jsonl");
     house.refuses(&["eval", "run"], "nothing to measure");
     house.refuses(&[&tasks[..], &["--limit", "1"]].concat(), "1 questions to ask; 2 are needed");
@@ -190,6 +191,61 @@ fn text_comes_from_everywhere_and_stops() {
     assert_eq!(format!("{}\n", many["texts"][0]["text"].as_str().unwrap()), argument);
     house.refuses(&["generate", "run", "x", "--top-p", "0"], "--top-p must be above 0 and at most 1, got 0");
     house.refuses(&["generate", "nowhere", "x"], "nowhere: neither a run nor a model");
+}
+
+/// The lines that the help shows are lines of benchmarks.
+#[test]
+fn lines_of_the_help_are_questions() {
+    let house = house();
+    let help = house.says(&["eval", "--help"]);
+    let folder = house.path("shown");
+    fs::create_dir_all(&folder).unwrap();
+    let mut names = Vec::new();
+    for line in help.lines().map(str::trim_start) {
+        if line.starts_with('{') {
+            for name in names.drain(..) {
+                fs::write(folder.join(format!("{name}.jsonl")), [line, line].join("\n")).unwrap();
+            }
+        } else {
+            let words = line.split([' ', ',', ':']).map(String::from);
+            names = words.filter(|word| falcon_lm::evaluate::Benchmark::named(word).is_some()).collect();
+        }
+    }
+    let result = house.json(&["eval", "run", "--tasks", "all", "--data", "shown"]);
+    assert_eq!(result[0]["benchmarks"].as_array().unwrap().len(), falcon_lm::evaluate::BENCHMARKS.len());
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_is_no_failure_and_no_success() {
+    let house = house();
+    fs::write(house.path("long.txt"), fs::read_to_string(house.path("book.txt")).unwrap().repeat(100)).unwrap();
+    for args in [
+        &["generate", "run", "the", "-n", "100000000", "--temperature", "0"][..],
+        &["generate", "run", "--file", "long.txt"],
+        &["eval", "run", "--text", "long.txt", "--window", "8"],
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
+        command.args(args).current_dir(house.folder.path()).env("FALCON_CACHE", house.path("cache"));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        // A handler is there as soon as the system says that the signal is caught.
+        let status = format!("/proc/{}/status", process.id());
+        let caught = || {
+            let text = fs::read_to_string(&status).unwrap_or_default();
+            let mask = text.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
+            u64::from_str_radix(mask.trim(), 16).unwrap_or(0) & 2 != 0
+        };
+        while Path::new("/proc/self/status").exists() && !caught() {
+            assert!(process.try_wait().unwrap().is_none(), "{args:?}: it ended by itself");
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        assert!(Command::new("kill").arg("-INT").arg(process.id().to_string()).status().unwrap().success());
+        let ran = process.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(130), "{args:?}: {said}");
+        assert!(said.contains("once more to stop at once"), "{args:?}: {said}");
+    }
 }
 
 /// Each of these happens to people.

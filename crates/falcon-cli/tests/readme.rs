@@ -38,8 +38,7 @@ fn commands(page: &str) -> Vec<(String, Vec<String>)> {
 /// As it is typed in a test: the program rather than cargo, and little to do.
 fn smaller(command: &str) -> String {
     let command = command.replace("cargo run --release -- ", "falcon ");
-    let example = command.strip_prefix("cargo run --release -p falcon-nn --example ");
-    if let Some(example) = example {
+    if let Some((_, example)) = command.split_once(" --example ") {
         return format!("examples/{example}");
     }
     let tiny = "--set model.hidden_size=16 --set model.num_heads=2 --set model.intermediate_size=16";
@@ -56,6 +55,30 @@ fn smaller(command: &str) -> String {
 /// What is left of a line when its numbers are taken out.
 fn shape(line: &str) -> String {
     line.split(|c: char| c.is_ascii_digit()).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("#")
+}
+
+/// Programs of the README, the wholes of what it shows parts of, say that they are done.
+#[test]
+fn examples_of_the_readme_run() {
+    let page = fs::read_to_string(root().join("README.md")).unwrap();
+    let built = Path::new(env!("CARGO_BIN_EXE_falcon")).parent().unwrap().join("examples");
+    let mut names: Vec<&str> = page
+        .split("](")
+        .filter_map(|link| link.split(')').next()?.strip_suffix(".rs")?.split_once("/examples/"))
+        .map(|(_, name)| name)
+        .collect();
+    names.sort_unstable();
+    assert_eq!(names, ["layer", "rule"]);
+    for name in names {
+        let ran = Command::new(built.join(name)).output().unwrap_or_else(|error| {
+            panic!("{name}: {error}; `{TESTS}` builds it, and `cargo build --release --examples`")
+        });
+        assert!(
+            ran.status.success() && !ran.stdout.is_empty(),
+            "{name}: {}",
+            String::from_utf8_lossy(&ran.stderr)
+        );
+    }
 }
 
 #[cfg(unix)]
@@ -125,7 +148,11 @@ fn code_of_the_readme_is_run() {
     assert!(!blocks.is_empty());
     for block in blocks {
         let wanted = lines(&block);
-        let missing = |source: &Vec<String>| wanted.iter().find(|line| !source.contains(line)).cloned();
+        // In that order, whatever lies between.
+        let missing = |source: &Vec<String>| {
+            let mut rest = source.iter();
+            wanted.iter().find(|line| !rest.any(|found| found == *line)).cloned()
+        };
         let all: Vec<Option<String>> = sources.iter().map(missing).collect();
         assert!(
             all.contains(&None),

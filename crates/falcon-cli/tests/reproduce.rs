@@ -207,6 +207,97 @@ fn a_tokenizer_is_learnt_where_none_is_given() {
     assert!(String::from_utf8_lossy(&other.stderr).contains("learnt from another text"));
 }
 
+/// What is recorded is what was given, but for where a tokenizer was learnt.
+#[test]
+fn paths_are_recorded_as_they_are() {
+    let folder = TempDir::new().unwrap();
+    corpus(folder.path());
+    fs::create_dir(folder.path().join("about")).unwrap();
+    fs::copy(folder.path().join("train.txt"), folder.path().join("about/x.txt")).unwrap();
+    let args = ["reproduce", "lm", "--models", "retnet", "--output", "out", "--train", "about/x.txt"];
+    let less =
+        ["--set=task.length=16", "--set=train.batch=2", "--set=model.hidden_size=16", "--set=model.num_heads=2"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
+    command.current_dir(folder.path()).env("FALCON_CACHE", folder.path().join("cache"));
+    printed(&command.args(args).args(["--valid", "valid.txt", "--steps", "1"]).args(less).output().unwrap());
+    let record = LanguageRecord::read(&folder.path().join("out")).unwrap();
+    for line in ["train = \"about/x.txt\"", "valid = \"valid.txt\"", "tokenizer = \"tokenizer.json\""] {
+        assert!(record.config.contains(line), "{line}: {}", record.config);
+    }
+}
+
+/// Tables are put into a page, between their lines and nowhere else.
+#[test]
+fn tables_are_put_into_a_page() {
+    let folder = TempDir::new().unwrap();
+    printed(&addition(&["--models", "retnet"], folder.path()));
+    let page = folder.path().join("page.md");
+    fs::write(&page, "before\n<!-- addition quick -->\nold\n<!-- end -->\nafter\n").unwrap();
+    let into = |page: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
+        command
+            .args(["reproduce", "addition", "--from"])
+            .arg(folder.path())
+            .arg("--into")
+            .arg(page)
+            .output()
+            .unwrap()
+    };
+    let table = printed(&into(&page));
+    let text = fs::read_to_string(&page).unwrap();
+    assert!(text.starts_with("before\n<!-- addition quick -->\n| ") && text.ends_with("<!-- end -->\nafter\n"));
+    assert!(text.contains(table.lines().nth(2).unwrap()) && !text.contains("old"), "{text}");
+    fs::write(&page, "no place for it").unwrap();
+    let ran = into(&page);
+    assert_eq!(ran.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&ran.stderr).contains("page.md"), "{ran:?}");
+    assert_eq!(fs::read_to_string(&page).unwrap(), "no place for it");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_saves_all_rows() {
+    let folder = TempDir::new().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
+    command.args(["reproduce", "addition", "--models", "retnet,falcon-1a.3", "--jobs", "2", "--threads", "2"]);
+    command.args([
+        "--set=model.hidden_size=16",
+        "--set=model.num_heads=2",
+        "--set=train.batch=4",
+        "--steps=100000",
+    ]);
+    let mut process =
+        command.arg("--output").arg(folder.path()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let begun =
+        |row: &str| fs::metadata(folder.path().join(row).join("metrics.jsonl")).is_ok_and(|m| m.len() > 2000);
+    while !(begun("retnet-s0") && begun("falcon-1a.3-s0")) {
+        assert!(process.try_wait().unwrap().is_none(), "it ended by itself");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(Command::new("kill").arg("-INT").arg(process.id().to_string()).status().unwrap().success());
+    let ran = process.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(130), "{said}");
+    assert!(said.contains("interrupted and saved: the same command goes on"), "{said}");
+    for row in ["retnet-s0", "falcon-1a.3-s0"] {
+        assert_eq!(fs::read_dir(folder.path().join(row).join("checkpoints")).unwrap().count(), 1, "{row}");
+    }
+}
+
+/// Of every row that fails one learns, wherever it is.
+#[test]
+fn all_failures_are_told() {
+    let folder = TempDir::new().unwrap();
+    for row in ["falcon-1a.3-s0", "retnet-s0"] {
+        fs::create_dir_all(folder.path().join(row)).unwrap();
+        fs::write(folder.path().join(row).join("config.toml"), "not a run").unwrap();
+    }
+    let ran = addition(&["--models", "falcon-1a.3,retnet"], folder.path());
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(2), "{said}");
+    assert!(said.contains("warning: falcon-1a.3, seed 0") && said.contains("error: retnet, seed 0"), "{said}");
+}
+
 /// A row that fails does not take the others with it.
 #[test]
 fn the_others_are_run() {

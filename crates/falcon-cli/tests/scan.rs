@@ -113,6 +113,9 @@ fn help_teaches() {
     for word in ["in.gain", "gain_kind", "save_file", "EXAMPLE", "cu_seqlens", "--chunk"] {
         assert!(said.contains(word), "{word}");
     }
+    for variant in falcon_cli::scan::variants() {
+        assert!(said.split([' ', '\n']).any(|word| word == variant), "{variant}");
+    }
     assert_eq!(falcon(&["--help"]).status.code(), Some(0));
     assert_eq!(falcon(&["scan", "-h"]).status.code(), Some(0));
 }
@@ -234,6 +237,42 @@ fn bad_tensors_are_refused() {
     let mut heads = File::golden("falcon2_ridge_off");
     heads.set("in.q", &[12, 3, 8], &[0.5; 288]);
     refused("groups", &heads.bytes(), &["in.v has 2 heads and in.q 3"]);
+}
+
+/// Only the sliding rules keep pairs. Of a tail that is empty they would have to say so, too.
+#[test]
+fn tails_of_rules_without_a_window_are_refused() {
+    for packed in [false, true] {
+        let mut file = File::golden("falcon1_clamp");
+        let [tokens, heads, dim_k] = file.tensors["in.q"].shape[..] else { panic!() };
+        let dim_v = file.tensors["in.v"].shape[2];
+        file.meta.remove("continued");
+        file.meta.remove("sentinel");
+        file.meta.remove("n_tail");
+        let lead = if packed { vec![1] } else { vec![] };
+        for (name, shape, needed) in [
+            ("in.k_last", [heads, dim_k].to_vec(), true),
+            ("in.tail_x", [2, heads, dim_k].to_vec(), true),
+            ("in.tail_v", [2, heads, dim_v].to_vec(), true),
+            ("in.S0", [heads, dim_k, dim_v].to_vec(), false),
+            ("up.S", [heads, dim_k, dim_v].to_vec(), false),
+        ] {
+            if needed || file.tensors.contains_key(name) {
+                let shape = [&lead[..], &shape].concat();
+                file.set(name, &shape, &vec![0.5; shape.iter().product()]);
+            }
+        }
+        if packed {
+            file.set_integers("in.cu_seqlens", &[0, tokens as i64]);
+            file.set_integers("in.tail_len", &[0]);
+        }
+        refused("a tail of falcon1", &file.bytes(), &["falcon1 does not use in.tail_"]);
+        let (file, name) = (file.without("in.tail_x").without("in.tail_v"), "in.tail_len");
+        if packed {
+            refused("lengths of tails", &file.bytes(), &["falcon1 does not use in.tail_len"]);
+            refused("n_tail", &file.without(name).with("n_tail", 2).bytes(), &["\"n_tail\" is 2"]);
+        }
+    }
 }
 
 #[test]

@@ -109,6 +109,9 @@ fn a_run_ends_with_a_model_and_its_records() {
     let html = fs::read_to_string(&page).unwrap();
     assert!(html.matches("<path").count() > 10 && html.contains("falcon-3a.3") && !html.contains("NaN"));
     assert!(report(&[folder.path()]).status.success(), "a folder that holds runs");
+    let json = falcon().args(["report", "--json", "-o"]).arg(&page).arg(&run).output().unwrap();
+    let json = summary(&json);
+    assert_eq!((&json["page"], json["runs"].as_array().unwrap().len()), (&page.to_str().unwrap().into(), 1));
     let nothing = report(&[&folder.path().join("none")]);
     assert!(said(&nothing).contains("none: not a run"), "{}", said(&nothing));
     // The same again has nothing to do, another configuration is refused, and the folder alone is enough.
@@ -322,6 +325,99 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
     assert!(said(&foreign).contains("is no run"), "{}", said(&foreign));
     let below = train(&folder.path().join("letter.txt/run"), &[]);
     assert!(said(&below).contains("Not a directory"), "{}", said(&below));
+}
+
+/// Whoever reads what is printed decides nothing about what is trained.
+#[cfg(unix)]
+#[test]
+fn a_closed_stdout_stops_no_training() {
+    let folder = TempDir::new().unwrap();
+    let run = folder.path().join("run");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut process = falcon();
+    process.arg("train").args(TINY).args(["--set", "train.steps=6"]).arg("--run").arg(&run);
+    let ran = process.stdout(writer).stderr(Stdio::piped()).output().unwrap();
+    assert_eq!(ran.status.code(), Some(0), "{}", said(&ran));
+    assert_eq!(checkpoint_steps(&run).unwrap().last(), Some(&6));
+    assert!(said(&ran).contains("max_width = 2"), "what it was told: {}", said(&ran));
+}
+
+#[cfg(unix)]
+#[test]
+fn threads_that_cannot_be_started_are_told() {
+    let folder = TempDir::new().unwrap();
+    let run = folder.path().join("run");
+    let mut bench = falcon();
+    bench.args(["bench", "train", "--no-peer", "--threads", "1024"]);
+    let mut generate = falcon();
+    generate.args(["bench", "generate", "--measure", "--size", "micro", "--threads", "1024"]);
+    for mut program in [command(&run, &["--threads", "1024"]), bench, generate] {
+        // More addresses for a stack than there are.
+        let ran = program.env("RUST_MIN_STACK", (1u64 << 47).to_string()).output().unwrap();
+        assert_eq!(ran.status.code(), Some(2), "{program:?}: {}", said(&ran));
+        let said = said(&ran);
+        assert!(
+            said.contains("cannot start 1024 threads: ") && said.contains("use a smaller --threads"),
+            "{said}"
+        );
+    }
+    assert!(!run.exists());
+}
+
+/// The file in the help is one, with every key there is.
+#[test]
+fn the_complete_file_is_complete() {
+    let folder = TempDir::new().unwrap();
+    let help = falcon().args(["train", "--help"]).output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let (_, files) = help.split_once("A COMPLETE FILE").unwrap();
+    let (files, _) = files.split_once("A RUN'S FOLDER").unwrap();
+    let (addition, text) = files.split_once("For text").unwrap();
+    let (words, text) = text.split_at(text.find("[task]").unwrap());
+    let resolve = |file: &str| -> Value {
+        let path = folder.path().join("file.toml");
+        fs::write(&path, file).unwrap();
+        let ran = falcon().args(["train", "--dry-run", "--json"]).arg(&path).output().unwrap();
+        assert!(ran.status.success() && !said(&ran).contains('['), "{}", said(&ran));
+        serde_json::from_slice(&ran.stdout).unwrap()
+    };
+    let shown = |file: &str, keys: &Value| {
+        for key in keys.as_object().unwrap().keys() {
+            let line = format!("{key} = ");
+            assert!(file.lines().any(|shown| shown.trim_start().starts_with(&line)), "{key} is not shown");
+        }
+    };
+    let resolved = resolve(addition);
+    shown(addition, &resolved["task"]);
+    shown(addition, &resolved["train"]);
+    let of_text = resolve(text);
+    shown(text, &of_text["task"]);
+    // What is said of the defaults.
+    let train = &of_text["train"];
+    let said = words.split(|c: char| c.is_whitespace() || "(),".contains(c)).filter(|word| !word.is_empty());
+    let said: Vec<&str> = said.collect();
+    for (name, value) in
+        [("lr", "1e-3"), ("beta1", "0.9"), ("beta2", "0.95"), ("weight_decay", "0.1"), ("clip", "1")]
+    {
+        assert!(said.windows(2).any(|pair| pair == [name, value]), "{name} {value}: {words}");
+        assert_eq!(train[name].as_f64(), value.parse().ok(), "{name}");
+    }
+    assert!(words.contains("batch is 32 and steps 2000") && train["batch"] == 32 && train["steps"] == 2000);
+}
+
+#[test]
+fn a_configuration_can_be_seen_without_a_run() {
+    let folder = TempDir::new().unwrap();
+    let run = folder.path().join("run");
+    let json = summary(&train(&run, &["--dry-run"]));
+    assert_eq!((&json["model"]["preset"], &json["model"]["size"]), (&"falcon-3a.3".into(), &"tiny".into()));
+    assert_eq!((&json["model"]["hidden_size"], &json["task"]["max_width"]), (&16.into(), &2.into()));
+    assert_eq!((&json["task"]["name"], &json["train"]["steps"]), (&"addition".into(), &40.into()));
+    let toml = falcon().args(["train", "--dry-run"]).args(TINY).output().unwrap();
+    let toml = String::from_utf8(toml.stdout).unwrap();
+    assert!(toml.starts_with("[model]\npreset = \"falcon-3a.3\"") && toml.contains("\nsteps = 40\n"), "{toml}");
+    assert!(!run.exists());
 }
 
 #[test]

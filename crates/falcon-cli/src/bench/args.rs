@@ -4,9 +4,11 @@ use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
+use falcon_nn::{PRESETS, SIZES};
 
 use super::cases::{Preset, preset};
-use crate::train::all_cores;
+use crate::names::Names;
+use crate::threads::all_cores;
 
 /// Arguments of `falcon bench`.
 #[derive(Debug, Args)]
@@ -29,18 +31,20 @@ pub enum BenchCommand {
 
 /// Arguments of `falcon bench generate`.
 #[derive(Debug, Args)]
+#[command(after_long_help = GENERATE)]
 pub struct GenerateBenchArgs {
-    /// Models, by preset. One whose state does not grow reads every context in full; a Transformer's cache is filled with numbers made up.
+    /// Models, by preset. One whose state does not grow reads every context in full; a Transformer's cache is filled with random numbers.
     #[arg(
         long,
         value_name = "NAMES",
         value_delimiter = ',',
-        default_value = "falcon-1a.3,falcon-1.3,transformer"
+        default_value = "falcon-1a.3,falcon-1.3,transformer",
+        value_parser = Names::of(PRESETS)
     )]
     pub models: Vec<String>,
 
-    /// Their size: micro, tiny, small, 130m or 340m.
-    #[arg(long, value_name = "SIZE", default_value = "130m")]
+    /// Their size.
+    #[arg(long, value_name = "SIZE", default_value = "130m", value_parser = Names::of(SIZES))]
     pub size: String,
 
     /// Tokens before the first that is timed.
@@ -55,7 +59,7 @@ pub struct GenerateBenchArgs {
     #[arg(long, value_name = "N", value_parser = size(1024))]
     pub threads: Option<usize>,
 
-    /// Draw tokens a second over the context, as an SVG file.
+    /// Draw tokens per second over the context, as an SVG file.
     #[arg(long, value_name = "FILE")]
     pub picture: Option<PathBuf>,
 
@@ -70,23 +74,25 @@ pub struct GenerateBenchArgs {
 
 /// Arguments of `falcon bench train`.
 #[derive(Debug, Args)]
+#[command(after_long_help = TRAIN)]
 pub struct TrainBenchArgs {
     /// Models to time, by preset.
     #[arg(
         long,
         value_name = "NAMES",
         value_delimiter = ',',
-        default_value = "transformer,falcon-1a.3,falcon-3a.3,falcon-1.3"
+        default_value = "transformer,falcon-1a.3,falcon-3a.3,falcon-1.3",
+        value_parser = Names::of(PRESETS)
     )]
     pub models: Vec<String>,
 
-    /// Sequences a step.
+    /// Sequences per step.
     #[arg(long, value_name = "N", default_value = "64", value_parser = size(65536))]
     pub batch: usize,
 
-    /// Tokens a sequence.
-    #[arg(long, value_name = "N", default_value = "100", value_parser = size(65536))]
-    pub time: usize,
+    /// Tokens per sequence.
+    #[arg(long, alias = "time", value_name = "N", default_value = "100", value_parser = size(65536))]
+    pub tokens: usize,
 
     /// Threads; all cores if not given.
     #[arg(long, value_name = "N", value_parser = size(1024))]
@@ -126,14 +132,13 @@ impl TrainBenchArgs {
 
 /// Arguments of `falcon bench kernels`.
 #[derive(Debug, Args)]
-#[command(after_long_help = EXAMPLES)]
+#[command(after_long_help = KERNELS)]
 pub struct KernelsArgs {
-    /// Rules to time; all but normalised-linear-attention and online-ridge if not given. The decode table has falcon-1
-    /// and falcon-1a, and those given here.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = preset)]
+    /// Rules to time.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = preset, help = rules_help())]
     pub(super) rules: Vec<Preset>,
 
-    /// Tokens a sequence; 1024,4096 if not given, with --scaling 4096,16384,65536.
+    /// Tokens per sequence; 1024,4096 if not given, with --scaling 4096,16384,65536.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = size(1 << 24))]
     pub tokens: Vec<usize>,
 
@@ -153,7 +158,7 @@ pub struct KernelsArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1", value_parser = size(1024))]
     pub threads: Vec<usize>,
 
-    /// Tokens a chunk of the chunked form.
+    /// Tokens per chunk of the chunked form.
     #[arg(long, value_name = "N", default_value = "64", value_parser = size(8192))]
     pub chunk: usize,
 
@@ -177,9 +182,17 @@ pub struct KernelsArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Answer timing requests, a line of JSON each, until stdin ends: how other programs interleave with this one.
+    /// Answer timing requests, one line of JSON each, until stdin ends: how other programs interleave with this one.
     #[arg(long, hide = true)]
     pub serve: bool,
+}
+
+fn rules_help() -> String {
+    format!(
+        "Rules to time; all but {} if not given. The decode table has {}, and those given here",
+        super::kernels::ON_REQUEST.join(" and "),
+        super::decode::ALWAYS.join(" and "),
+    )
 }
 
 /// A number from 1 to `most`.
@@ -187,7 +200,7 @@ fn size(most: u64) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=most)
 }
 
-const EXAMPLES: &str = "\
+const KERNELS: &str = "\
 WHAT THE COLUMNS ARE
 
   fwd ms, f+b ms   medians of forward, and of forward and backward together; f32
@@ -208,3 +221,39 @@ EXAMPLES
 
   The figures are only as quiet as the machine: close what else is running, and raise --repeats
   if two runs differ.";
+
+const TRAIN: &str = "\
+WHAT THE COLUMNS ARE
+
+  ms/step      median of a step: forward, backward, clipping and AdamW, in f32
+  tokens/s     of all sequences of the batch
+  x PyTorch    speed over that of the first row, a Transformer of the same shape in PyTorch
+  GFLOP/s      useful ones: the products with parameters, 6 for each of their numbers per token
+  %gemm        GFLOP/s over those of a plain matrix product in the same run
+
+  All rows take turns, round by round. It takes a minute or so, and PyTorch as long to start as
+  it does; what --compiled compiles, some minutes more.
+
+EXAMPLES
+
+  falcon bench train
+  falcon bench train --no-peer --models falcon-1a.3,deltanet --batch 16 --tokens 512
+  falcon bench train --python ~/torch/bin/python --compiled --json";
+
+const GENERATE: &str = "\
+WHAT THE COLUMNS ARE
+
+  tokens/s, ms/token   median over the tokens that are generated one by one after the context
+  state MiB            what the model keeps of the context
+  resident MiB         all memory of the process, the weights too
+  context is           read: token by token, as it would be; random: a cache filled with random
+                       numbers, for reading takes a Transformer time quadratic in the length
+
+  Models follow each other, each in a process of its own. The defaults take some minutes; a
+  model of 130m reads a million tokens in an hour or so on two cores.
+
+EXAMPLES
+
+  falcon bench generate
+  falcon bench generate --size tiny --contexts 100,10000 --models falcon-3a.3,transformer
+  falcon bench generate --contexts 1000,10000,100000 --picture speed.svg --json";

@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use falcon_kernels::rule::{Columns, Decay, Gain};
 use falcon_kernels::{Form, Inputs, Rule, State, View, forward, record};
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon::ThreadPool;
 
 use super::error::BenchError;
+use crate::threads;
 
 /// A rule with its name.
 #[derive(Clone, Copy, Debug)]
@@ -43,21 +44,39 @@ pub(super) struct Size {
 }
 
 impl Size {
-    /// Memory that the tensors of one size may take, in GiB.
-    const LIMIT: usize = 16;
-
-    /// Refuses what would not fit: about a dozen tensors of one number a token, head and dim.
-    pub fn check(self) -> Result<Self, BenchError> {
+    /// Bytes of its tensors: about a dozen of one number per token, head and dim.
+    pub fn bytes(self) -> usize {
         let Self { tokens, dim, heads, batch } = self;
-        let bytes = [tokens, dim, heads, batch, 12 * size_of::<f32>()].into_iter().fold(1, usize::saturating_mul);
-        let (gib, limit) = (bytes.div_ceil(1 << 30), Self::LIMIT);
-        if gib <= limit { Ok(self) } else { Err(BenchError::TooLarge { tokens, heads, dim, batch, gib, limit }) }
+        product(&[tokens, dim, heads, batch, 12 * size_of::<f32>()])
+    }
+
+    /// Refuses what would not fit.
+    pub fn check(self) -> Result<Self, BenchError> {
+        check_memory([self.bytes()], "tokens, heads or dims").map(|()| self)
     }
 
     /// Tokens of all sequences.
     pub fn all_tokens(self) -> usize {
         self.tokens * self.batch
     }
+}
+
+/// Memory that a benchmark may take, in GiB.
+const LIMIT: usize = 16;
+
+/// Refuses what would not fit, all of it together: an allocation that fails would end the process without a word. `options` are what it
+/// comes from.
+pub(super) fn check_memory(
+    bytes: impl IntoIterator<Item = usize>,
+    options: &'static str,
+) -> Result<(), BenchError> {
+    let gib = bytes.into_iter().fold(0, usize::saturating_add).div_ceil(1 << 30);
+    if gib <= LIMIT { Ok(()) } else { Err(BenchError::TooLarge { gib, limit: LIMIT, options }) }
+}
+
+/// A product that may be too large for a number.
+pub(super) fn product(factors: &[usize]) -> usize {
+    factors.iter().copied().fold(1, usize::saturating_mul)
 }
 
 /// Random tensors of a size, for any rule.
@@ -176,10 +195,7 @@ impl Pools {
         use std::collections::btree_map::Entry;
         Ok(match self.0.entry(threads) {
             Entry::Occupied(found) => found.into_mut(),
-            Entry::Vacant(place) => {
-                let pool = ThreadPoolBuilder::new().num_threads(threads).build();
-                place.insert(pool.map_err(|source| BenchError::Threads { threads, source })?)
-            }
+            Entry::Vacant(place) => place.insert(threads::pool(threads)?),
         })
     }
 

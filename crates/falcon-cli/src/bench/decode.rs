@@ -14,10 +14,10 @@ use super::schedule::{Medians, Schedule, Ticket};
 use super::table::{Text, short};
 
 /// Rules that are always in the table.
-const ALWAYS: [&str; 2] = ["falcon-1", "falcon-1a"];
+pub(super) const ALWAYS: [&str; 2] = ["falcon-1", "falcon-1a"];
 
 /// Bytes of memory that one timing goes through: some milliseconds.
-const BYTES_A_TIMING: usize = 32 << 20;
+const BYTES_PER_TIMING: usize = 32 << 20;
 
 /// What to time.
 pub(super) struct Plan {
@@ -43,13 +43,23 @@ pub(super) struct Cases<'a> {
 }
 
 impl Plan {
+    /// Bytes of the memories of all heads.
+    fn memory(&self, dim: usize) -> usize {
+        self.heads * dim * dim * size_of::<f32>()
+    }
+
+    fn size(&self, dim: usize) -> Size {
+        let tokens = (BYTES_PER_TIMING / self.memory(dim)).clamp(16, 1024);
+        Size { tokens, dim, heads: self.heads, batch: 1 }
+    }
+
+    /// Bytes for every width: tensors, and for each rule a memory with an array of its size beside it.
+    pub fn bytes(&self) -> impl Iterator<Item = usize> + '_ {
+        self.dims.iter().map(|&dim| self.size(dim).bytes() + 2 * self.rules.len() * self.memory(dim))
+    }
+
     pub fn cases(&self) -> Cases<'_> {
-        let tensors = self.dims.iter().map(|&dim| {
-            let bytes = self.heads * dim * dim * size_of::<f32>();
-            let tokens = (BYTES_A_TIMING / bytes).clamp(16, 1024);
-            Tensors::new(Size { tokens, dim, heads: self.heads, batch: 1 }, true)
-        });
-        Cases { plan: self, tensors: tensors.collect() }
+        Cases { plan: self, tensors: self.dims.iter().map(|&dim| Tensors::new(self.size(dim), true)).collect() }
     }
 }
 

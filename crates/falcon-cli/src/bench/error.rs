@@ -5,28 +5,21 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+use crate::threads::ThreadsError;
+
 /// Why a benchmark was refused or failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BenchError {
-    /// A size whose tensors would not fit.
-    #[error(
-        "{tokens} tokens x {heads} heads x {dim} dims, {batch} sequences, need about {gib} GiB, the limit is {limit}: \
-         use fewer"
-    )]
+    /// Sizes that would not fit into memory.
+    #[error("all of it together needs about {gib} GiB, the limit is {limit}: use fewer or smaller {options}")]
     TooLarge {
-        /// Tokens a sequence.
-        tokens: usize,
-        /// Heads.
-        heads: usize,
-        /// Width of keys and values.
-        dim: usize,
-        /// Sequences.
-        batch: usize,
         /// Memory needed.
         gib: usize,
         /// Memory allowed.
         limit: usize,
+        /// What it comes from.
+        options: &'static str,
     },
     /// A rule that does not exist.
     #[error("there is no rule {name:?}: it is one of {known}")]
@@ -51,16 +44,13 @@ pub enum BenchError {
     #[error(transparent)]
     Kernel(#[from] falcon_kernels::Error),
     /// Threads could not be started.
-    #[error("cannot start {threads} threads: {source}")]
-    Threads {
-        /// How many.
-        threads: usize,
-        /// What the system said.
-        source: rayon::ThreadPoolBuildError,
-    },
+    #[error(transparent)]
+    Threads(#[from] ThreadsError),
     /// A run in a process of its own failed.
-    #[error("the measuring process {reason}")]
+    #[error("the process that measures {name} {reason}")]
     Child {
+        /// What it was to measure.
+        name: String,
         /// What it did.
         reason: String,
     },
@@ -79,7 +69,7 @@ pub enum BenchError {
 
 impl BenchError {
     /// Whether the reader of stdout has seen enough, which is no failure.
-    pub fn is_broken_pipe(&self) -> bool {
+    pub(super) fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::Io(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 }

@@ -1,9 +1,8 @@
 //! Generation, a token at a time, after contexts of any length: how fast, and in how much memory.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -15,11 +14,13 @@ use serde_json::json;
 
 use super::Table;
 use super::args::GenerateBenchArgs;
+use super::child::Child;
 use super::error::BenchError;
+use super::schedule::median;
 use super::table::Text;
 use crate::output;
-use crate::progress::{bar, with_spinner};
-use crate::train::{all_cores, use_threads};
+use crate::progress::{Progress, with_spinner};
+use crate::threads::{all_cores, use_threads};
 
 /// Tokens of GPT-2.
 const VOCABULARY: usize = 50_257;
@@ -31,17 +32,17 @@ const WARM: usize = 2;
 /// What one context came to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Answer {
-    context: usize,
-    /// Seconds a token, the median; none if it does not fit.
-    seconds: Option<f64>,
-    /// Bytes of what is kept of the context, or would be.
-    state: usize,
-    /// Bytes resident after generation; freed memory is kept, so that this is the most it ever was.
-    resident: Option<u64>,
+    /// The median; none if it does not fit.
+    seconds_per_token: Option<f64>,
+    /// Of what is kept of the context, or would be.
+    state_bytes: usize,
+    /// After generation; freed memory is kept, so that this is the most it ever was.
+    resident_bytes: Option<u64>,
 }
 
-/// Times everything asked for, every model in a process of its own; one whose state grows, every context.
-pub(super) fn run(args: &GenerateBenchArgs) -> Result<Table, BenchError> {
+/// Times everything asked for, every model in a process of its own; one whose state grows, every context. If some of it failed, the rest is
+/// there, and the last that did is told.
+pub(super) fn run(args: &GenerateBenchArgs) -> Result<(Table, Option<BenchError>), BenchError> {
     if let Some(path) = &args.picture {
         output::check(path).map_err(|error| BenchError::File { path: path.clone(), error })?;
     }
@@ -59,40 +60,53 @@ pub(super) fn run(args: &GenerateBenchArgs) -> Result<Table, BenchError> {
         "resident MiB",
         "context is",
     ]);
-    let (mut rows, mut curves) = (Vec::new(), Vec::new());
-    for name in &args.models {
+    // A wrong name should not be found after half an hour.
+    let models = args.models.iter().map(|name| Ok((name, ModelConfig::preset(name, &args.size, VOCABULARY)?)));
+    let models = models.collect::<Result<Vec<_>, BenchError>>()?;
+    let (mut rows, mut curves, mut failed) = (Vec::new(), Vec::new(), None);
+    for (name, config) in &models {
         let mut points = Vec::new();
-        let config = ModelConfig::preset(name, &args.size, VOCABULARY)?;
         let grows = config.mixer.is_softmax();
         let each = if grows { 1 } else { contexts.len() };
         for contexts in contexts.chunks(each.max(1)) {
-            for answer in ask(args, name, contexts, threads)? {
-                points.extend(answer.seconds.map(|seconds| (answer.context as f64, seconds.recip())));
+            let (answers, error) = ask(args, name, contexts, threads);
+            // The last one is told at the end.
+            if let Some(earlier) = error.and_then(|error| failed.replace(error)) {
+                let _ = writeln!(io::stderr(), "warning: {earlier}");
+            }
+            for (index, &context) in contexts.iter().enumerate() {
+                let answer = answers.get(index);
+                let seconds = answer.and_then(|answer| answer.seconds_per_token);
+                points.extend(seconds.map(|seconds| (context as f64, seconds.recip())));
                 let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
                 let shown = |value: Option<f64>, digits: usize| {
                     value.map_or("–".into(), |value| format!("{value:.digits$}"))
                 };
+                let is = match (answer, seconds, grows) {
+                    (None, ..) => "failed",
+                    (_, None, _) => "too large for this memory",
+                    (_, _, true) => "random",
+                    (_, _, false) => "read",
+                };
                 text.row(vec![
-                    name.clone(),
+                    name.to_string(),
                     config.parameter_count().to_string(),
-                    answer.context.to_string(),
-                    shown(answer.seconds.map(f64::recip), 2),
-                    shown(answer.seconds.map(|seconds| 1e3 * seconds), 1),
-                    mib(answer.state as u64),
-                    answer.resident.map_or("–".into(), mib),
-                    match (answer.seconds, grows) {
-                        (None, _) => "too large for this memory".into(),
-                        (Some(_), true) => "made up".into(),
-                        (Some(_), false) => "read".into(),
-                    },
+                    context.to_string(),
+                    shown(seconds.map(f64::recip), 2),
+                    shown(seconds.map(|seconds| 1e3 * seconds), 1),
+                    answer.map_or("–".into(), |answer| mib(answer.state_bytes as u64)),
+                    answer.and_then(|answer| answer.resident_bytes).map_or("–".into(), mib),
+                    is.into(),
                 ]);
                 rows.push(json!({
                     "table": "generate", "model": name, "size": args.size, "parameters": config.parameter_count(),
-                    "threads": threads, "tokens": args.tokens, "context_read": !grows, "result": answer,
+                    "threads": threads, "tokens": args.tokens, "context": context, "context_is": is,
+                    "seconds_per_token": seconds, "state_bytes": answer.map(|answer| answer.state_bytes),
+                    "resident_bytes": answer.and_then(|answer| answer.resident_bytes),
                 }));
             }
         }
-        curves.push(Curve { name: name.clone(), points });
+        curves.push(Curve { name: name.to_string(), points });
     }
     if let Some(path) = &args.picture {
         let picture = fitted_curves("Tokens generated a second", "tokens of context", [Fit::Decades; 2], &curves);
@@ -102,39 +116,36 @@ pub(super) fn run(args: &GenerateBenchArgs) -> Result<Table, BenchError> {
         "Generation: {} with random weights, f32, one sequence, {threads} threads, medians of {} tokens",
         args.size, args.tokens
     );
-    Ok(Table { title, text, rows })
+    Ok((Table { title, text, rows }, failed))
 }
 
-/// What this program says when it is run once more for some contexts of one model.
+/// What this program says when it is run once more for some contexts of one model: of all, or of those before it failed.
 fn ask(
     args: &GenerateBenchArgs,
     name: &str,
     contexts: &[usize],
     threads: usize,
-) -> Result<Vec<Answer>, BenchError> {
+) -> (Vec<Answer>, Option<BenchError>) {
     let list = contexts.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-    let mut process = Command::new(std::env::current_exe()?)
-        .args(["bench", "generate", "--measure", "--models", name, "--size", &args.size, "--contexts", &list])
-        .args(["--tokens", &args.tokens.to_string(), "--threads", &threads.to_string()])
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let lines = BufReader::new(process.stdout.take().expect("piped")).lines();
+    let (tokens, threads) = (args.tokens.to_string(), threads.to_string());
+    let models = ["bench", "generate", "--measure", "--models", name, "--size", &args.size, "--contexts", &list];
+    let options = ["--tokens", &tokens, "--threads", &threads];
     let mut answers = Vec::new();
-    for line in lines {
-        let line = line?;
-        let answer = serde_json::from_str(&line);
-        answers.push(answer.map_err(|error| BenchError::Child { reason: format!("answered {line:?}: {error}") })?);
-    }
-    process.wait()?;
-    if answers.len() < contexts.len() {
-        return Err(BenchError::Child { reason: format!("of {name} ended early; is there enough memory?") });
-    }
-    Ok(answers)
+    let mut ask = || {
+        let mut child = Child::this_program(name, &[&models[..], &options].concat())?;
+        while answers.len() < contexts.len() {
+            let line = child.answer()?;
+            answers.push(serde_json::from_str(&line).map_err(|error| child.wrong(&line, error))?);
+        }
+        Ok(())
+    };
+    let failed = ask().err();
+    (answers, failed)
 }
 
-/// Measures one model in this process, and prints an answer a line.
+/// Measures one model in this process, and prints an answer per line.
 pub(super) fn measure(args: &GenerateBenchArgs) -> Result<(), BenchError> {
-    use_threads(args.threads.and_then(|threads| threads.try_into().ok()));
+    use_threads(args.threads)?;
     for name in &args.models {
         let config = ModelConfig::preset(name, &args.size, VOCABULARY)?;
         let grows = config.mixer.is_softmax();
@@ -145,18 +156,20 @@ pub(super) fn measure(args: &GenerateBenchArgs) -> Result<(), BenchError> {
             let weights = if stream.is_none() { config.parameter_count() * size_of::<f32>() } else { 0 };
             let needed = (cache + weights) as u64;
             let answer = if memory::available().is_some_and(|free| needed + needed / 10 > free) {
-                Answer { context, seconds: None, state: cache, resident: None }
+                Answer { seconds_per_token: None, state_bytes: cache, resident_bytes: None }
             } else {
                 let stream = match &mut stream {
                     Some(stream) => stream,
-                    none => none.insert(with_spinner("making weights", || Stream::new(&config))?),
+                    none => {
+                        none.insert(with_spinner(&format!("{name}: making weights"), || Stream::new(&config))?)
+                    }
                 };
                 if grows {
-                    with_spinner("making up a cache", || stream.fill(context));
+                    with_spinner(&format!("{name}: filling a cache"), || stream.fill(context));
                 } else {
                     stream.read(name, context);
                 }
-                with_spinner("generating", || stream.generate(args.tokens))
+                with_spinner(&format!("{name}: generating"), || stream.generate(args.tokens))
             };
             writeln!(io::stdout(), "{}", serde_json::to_string(&answer).map_err(io::Error::from)?)?;
         }
@@ -191,10 +204,9 @@ impl Stream {
         Tensor::from_data(TensorData::new(tokens, [count]), &self.model.device())
     }
 
-    /// Reads tokens made up, until it has read so many.
+    /// Reads random tokens, until it has read so many.
     fn read(&mut self, name: &str, context: usize) {
-        let bar = bar(Some(context as u64));
-        bar.set_message(format!("{name} reads"));
+        let progress = Progress::bar(context, format!("{name}: tokens read"));
         while self.position < context {
             let count = PIECE.min(context - self.position);
             let token = |i: usize| (i.wrapping_mul(2_654_435_761) >> 7) % VOCABULARY;
@@ -202,12 +214,11 @@ impl Stream {
             let tokens = self.ids(tokens);
             self.model.hidden(tokens, &Sequences::uniform(1, count), &mut self.state);
             self.position += count;
-            bar.set_position(self.position as u64);
+            progress.position(self.position as u64);
         }
-        bar.finish_and_clear();
     }
 
-    /// A cache of keys and values made up: to read so many tokens would take time quadratic in them, and their numbers make no difference.
+    /// A cache of random keys and values: to read so many tokens would take time quadratic in them, and their numbers make no difference.
     fn fill(&mut self, context: usize) {
         let config = self.model.config();
         let mixer = &config.mixer;
@@ -222,13 +233,13 @@ impl Stream {
         }
         let halves = vec![(context >> 24) as f32, (context & 0xff_ffff) as f32];
         arrays.insert("positions".into(), (vec![1, 2], halves));
-        self.state = self.model.restore_state(arrays, Path::new("made up")).expect("arrays of its own shapes");
+        self.state = self.model.restore_state(arrays, Path::new("random")).expect("arrays of its own shapes");
         self.position = context;
     }
 
     /// Goes on by the likeliest tokens.
     fn generate(&mut self, tokens: usize) -> Answer {
-        let (context, mut next) = (self.position, 0);
+        let mut next = 0;
         // What is read next follows the context, not what is said here.
         let mut state = self.state.clone();
         let mut seconds = Vec::new();
@@ -241,8 +252,10 @@ impl Stream {
                 seconds.push(begin.elapsed().as_secs_f64());
             }
         }
-        seconds.sort_by(f64::total_cmp);
-        let (state, resident) = (state.bytes(), memory::resident());
-        Answer { context, seconds: Some(seconds[seconds.len() / 2]), state, resident }
+        Answer {
+            seconds_per_token: Some(median(seconds)),
+            state_bytes: state.bytes(),
+            resident_bytes: memory::resident(),
+        }
     }
 }

@@ -12,7 +12,7 @@ use super::schedule::{Medians, Schedule, Ticket};
 use super::table::{Text, short};
 
 /// Presets that are timed only when asked for: they run the code of others.
-const ON_REQUEST: [&str; 2] = ["normalised-linear-attention", "online-ridge"];
+pub(super) const ON_REQUEST: [&str; 2] = ["normalised-linear-attention", "online-ridge"];
 
 /// What to time.
 pub(super) struct Plan {
@@ -40,8 +40,7 @@ impl TryFrom<&KernelsArgs> for Plan {
         for &threads in &args.threads {
             pools.add(threads)?;
         }
-        let sizes = sizes.map(Size::check).collect::<Result<_, _>>()?;
-        Ok(Self { rules, sizes, pools, chunk: args.chunk, repeats: args.repeats })
+        Ok(Self { rules, sizes: sizes.collect(), pools, chunk: args.chunk, repeats: args.repeats })
     }
 }
 
@@ -52,6 +51,11 @@ pub(super) struct Cases<'a> {
 }
 
 impl Plan {
+    /// Bytes of the tensors of every size.
+    pub fn bytes(&self) -> impl Iterator<Item = usize> + '_ {
+        self.sizes.iter().map(|size| size.bytes())
+    }
+
     pub fn cases(&self) -> Cases<'_> {
         Cases { plan: self, tensors: self.sizes.iter().map(|&size| Tensors::new(size, true)).collect() }
     }

@@ -1,14 +1,13 @@
 //! The scaling table: time and peak memory as the sequence grows, each length in a process of its own.
 
 use std::cell::{Cell, RefCell};
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde_json::json;
 
 use super::Table;
 use super::args::KernelsArgs;
-use super::cases::{Preset, Size, presets};
+use super::cases::{Preset, Size, check_memory, presets};
+use super::child::Child;
 use super::error::BenchError;
 use super::schedule::Schedule;
 use super::serve::{Answer, Mode, Request};
@@ -83,7 +82,7 @@ pub(super) fn run(plan: &Plan) -> Result<Table, BenchError> {
 /// What one length came to: forward, and forward and backward.
 struct Length {
     tokens: usize,
-    /// Seconds a token.
+    /// Seconds per token.
     seconds: [f64; 2],
     /// Bytes.
     peak: [Option<u64>; 2],
@@ -99,21 +98,23 @@ fn lengths(plan: &Plan, preset: &Preset, dim: usize, threads: usize) -> Result<V
         mode,
         chunk: plan.chunk,
     };
+    let bytes = plan.tokens.iter().map(|&tokens| Size { tokens, dim, heads: plan.heads, batch: 1 }.bytes());
+    check_memory(bytes, "--tokens, --dims or --heads")?;
     let mut workers = Vec::new();
     for &tokens in &plan.tokens {
-        Size { tokens, dim, heads: plan.heads, batch: 1 }.check()?;
         // Forward alone comes first: its peak is gone once anything has gone backward.
-        let mut worker = Worker::start()?;
-        let first = worker.ask(&request(tokens, Mode::Forward))?;
+        let name = format!("{} of {tokens} tokens", preset.name);
+        let mut worker = Child::this_program(&name, &["bench", "kernels", "--serve"])?;
+        let first = ask(&mut worker, &request(tokens, Mode::Forward))?;
         workers.push((tokens, RefCell::new(worker), first.peak_bytes, Cell::new(None)));
     }
     let mut schedule = Schedule::default();
     let mut tickets = Vec::new();
     for (tokens, worker, _, peak) in &workers {
         let (forward, both) = (request(*tokens, Mode::Forward), request(*tokens, Mode::Both));
-        let forward = schedule.add(move || Ok(worker.borrow_mut().ask(&forward)?.seconds));
+        let forward = schedule.add(move || Ok(ask(&mut worker.borrow_mut(), &forward)?.seconds));
         let both = schedule.add(move || {
-            let answer = worker.borrow_mut().ask(&both)?;
+            let answer = ask(&mut worker.borrow_mut(), &both)?;
             peak.set(answer.peak_bytes);
             Ok(answer.seconds)
         });
@@ -162,45 +163,8 @@ impl Length {
     }
 }
 
-/// This program once more, timing on request.
-struct Worker {
-    process: Child,
-    /// Taken to let the process end.
-    requests: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Worker {
-    fn start() -> Result<Self, BenchError> {
-        let mut process = Command::new(std::env::current_exe()?)
-            .args(["bench", "kernels", "--serve"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let (requests, answers) = (process.stdin.take(), process.stdout.take());
-        let answers = answers.ok_or_else(|| BenchError::Child { reason: "has no stdout".into() })?;
-        Ok(Self { process, requests, answers: BufReader::new(answers) })
-    }
-
-    fn ask(&mut self, request: &Request) -> Result<Answer, BenchError> {
-        let failed = |reason: String| BenchError::Child { reason };
-        let mut line = serde_json::to_string(request).map_err(std::io::Error::from)?;
-        line.push('\n');
-        if let Some(requests) = &mut self.requests {
-            requests.write_all(line.as_bytes()).map_err(|error| failed(format!("takes no requests: {error}")))?;
-        }
-        line.clear();
-        if self.answers.read_line(&mut line)? == 0 {
-            return Err(failed("ended early; is there enough memory?".into()));
-        }
-        serde_json::from_str(&line).map_err(|error| failed(format!("answered {line:?}: {error}")))
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // The end of its requests is the end of the process.
-        drop(self.requests.take());
-        let _ = self.process.wait();
-    }
+/// What another process of this program measured.
+fn ask(worker: &mut Child, request: &Request) -> Result<Answer, BenchError> {
+    let line = worker.ask(&serde_json::to_string(request).map_err(std::io::Error::from)?)?;
+    serde_json::from_str(&line).map_err(|error| worker.wrong(&line, error))
 }

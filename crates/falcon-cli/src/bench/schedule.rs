@@ -1,8 +1,7 @@
 //! Round-robin timing: every job once a round, so that noise hits all alike.
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-
 use super::error::BenchError;
+use crate::progress::Progress;
 
 /// Runs something once, and returns how many seconds it took.
 type Job<'a> = Box<dyn FnMut() -> Result<f64, BenchError> + 'a>;
@@ -29,7 +28,7 @@ impl<'a> Schedule<'a> {
 
     /// One round to warm up, and `repeats` that count.
     pub fn run(mut self, repeats: usize) -> Result<Medians, BenchError> {
-        let bar = bar((repeats + 1) * self.jobs.len());
+        let progress = Progress::bar((repeats + 1) * self.jobs.len(), "timings");
         let mut samples = vec![Vec::with_capacity(repeats); self.jobs.len()];
         for round in 0..=repeats {
             for (job, samples) in self.jobs.iter_mut().zip(&mut samples) {
@@ -37,10 +36,9 @@ impl<'a> Schedule<'a> {
                 if round > 0 {
                     samples.push(seconds);
                 }
-                bar.inc(1);
+                progress.step();
             }
         }
-        bar.finish_and_clear();
         Ok(Medians(samples.into_iter().map(median).collect()))
     }
 }
@@ -53,7 +51,7 @@ impl Medians {
 }
 
 /// The middle one, or the mean of the two in the middle. Of none it is 0.
-fn median(mut samples: Vec<f64>) -> f64 {
+pub(super) fn median(mut samples: Vec<f64>) -> f64 {
     samples.sort_by(f64::total_cmp);
     let middle = samples.len() / 2;
     match samples.len() {
@@ -61,15 +59,6 @@ fn median(mut samples: Vec<f64>) -> f64 {
         n if n % 2 == 1 => samples[middle],
         _ => 0.5 * (samples[middle - 1] + samples[middle]),
     }
-}
-
-/// A bar on stderr, hidden by itself where that is not a terminal.
-fn bar(jobs: usize) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(jobs as u64), ProgressDrawTarget::stderr_with_hz(4));
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} {elapsed} (eta {eta})") {
-        bar.set_style(style);
-    }
-    bar
 }
 
 #[cfg(test)]

@@ -1,9 +1,8 @@
 //! Training steps, beside those of a Transformer in PyTorch: one architecture, one optimizer, one run.
 
 use std::cell::RefCell;
-use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::time::Instant;
 
 use burn::tensor::Device;
@@ -14,12 +13,18 @@ use falcon_nn::{Model, ModelConfig};
 use serde_json::{Value, json};
 
 use super::args::TrainBenchArgs;
+use super::cases::{check_memory, product};
+use super::child::Child;
 use super::error::BenchError;
 use super::gemm::Gemm;
 use super::schedule::{Schedule, Ticket};
 use super::{Table, table};
+use crate::progress::with_spinner;
+use crate::threads::use_threads;
 
 const VOCABULARY: usize = 16;
+/// What a step keeps of a token for the way back, about: 18 arrays as wide as the model, in each of its layers.
+const BYTES_PER_TOKEN: usize = 4 * 18 * 128 * size_of::<f32>();
 /// The peer, so that the program needs no other file.
 const PEER: &str = include_str!("../../../../bench/peers/train_step.py");
 
@@ -53,7 +58,7 @@ impl Step {
         begin.elapsed().as_secs_f64()
     }
 
-    /// Floating-point operations a token in products with parameters: 2 forward, 4 backward for each number of a matrix.
+    /// Floating-point operations per token in products with parameters: 2 forward, 4 backward for each number of a matrix.
     fn flops(&self) -> f64 {
         let matrices = self.model.iter().flat_map(Model::parameters).filter(|p| p.shape.len() == 2);
         6.0 * matrices.map(|p| p.shape.iter().product::<usize>()).sum::<usize>() as f64
@@ -61,55 +66,30 @@ impl Step {
 }
 
 /// PyTorch in a process of its own, a step for every line it is sent.
-struct Peer {
-    process: Child,
-    requests: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
+struct Peer(Child);
 
 impl Peer {
-    fn start(args: &TrainBenchArgs, python: &PathBuf, compiled: bool) -> Result<(Self, Value), BenchError> {
+    fn start(args: &TrainBenchArgs, python: &Path, compiled: bool) -> Result<(Self, Value), BenchError> {
         let mut command = Command::new(python);
         command.args(["-c", PEER, "--serve"]).args(compiled.then_some("--compile"));
-        for (name, value) in [("--threads", args.threads()), ("--batch", args.batch), ("--time", args.time)] {
+        for (name, value) in [("--threads", args.threads()), ("--batch", args.batch), ("--time", args.tokens)] {
             command.args([name, &value.to_string()]);
         }
-        let child = |reason: String| BenchError::Child { reason };
-        let mut process = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|error| child(format!("{} cannot be started: {error}", python.display())))?;
-        let requests = process.stdin.take().expect("piped");
-        let answers = BufReader::new(process.stdout.take().expect("piped"));
-        let mut peer = Self { process, requests, answers };
-        let hello = peer.answer()?;
-        Ok((peer, serde_json::from_str(&hello).unwrap_or_default()))
-    }
-
-    fn answer(&mut self) -> Result<String, BenchError> {
-        let mut line = String::new();
-        if self.answers.read_line(&mut line)? == 0 {
-            let reason =
-                "for PyTorch ended: is torch installed for that python? Give --python, or --no-peer".into();
-            return Err(BenchError::Child { reason });
-        }
-        Ok(line)
+        let hello = Child::start("PyTorch", &mut command).and_then(|mut child| Ok((child.answer()?, child)));
+        let (hello, child) = hello.map_err(|error| match error {
+            BenchError::Child { name, reason } => {
+                let hint = "is torch installed for that python? Give --python, or --no-peer";
+                BenchError::Child { name, reason: format!("{reason}; {hint}") }
+            }
+            error => error,
+        })?;
+        let hello = serde_json::from_str(&hello).map_err(|error| child.wrong(&hello, error))?;
+        Ok((Self(child), hello))
     }
 
     fn run(&mut self) -> Result<f64, BenchError> {
-        // A closed pipe is no reader that has seen enough: it is a peer that is gone.
-        let gone = |error| BenchError::Child { reason: format!("for PyTorch is gone: {error}") };
-        self.requests.write_all(b"\n").map_err(gone)?;
-        let line = self.answer()?;
-        line.trim().parse().map_err(|_| BenchError::Child { reason: format!("for PyTorch said {line:?}") })
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        let line = self.0.ask("")?;
+        line.parse().map_err(|error| self.0.wrong(&line, error))
     }
 }
 
@@ -123,14 +103,14 @@ struct Row {
 
 /// Times everything asked for.
 pub(super) fn run(args: &TrainBenchArgs) -> Result<Table, BenchError> {
-    // Fails only if there is a pool already, and then the number stays what it is.
-    let _ = rayon::ThreadPoolBuilder::new().num_threads(args.threads()).build_global();
+    check_memory([product(&[args.batch, args.tokens, BYTES_PER_TOKEN])], "--batch or --tokens")?;
+    use_threads(Some(args.threads()))?;
     let mut steps = Vec::new();
     for name in &args.models {
         let mut config = ModelConfig::preset(name, "tiny", VOCABULARY)?;
         // As the peer has it, whatever makes parameters equal elsewhere; a model without it stays without.
         config.intermediate_size = config.intermediate_size.min(1) * 352;
-        steps.push(RefCell::new(Step::new(&config, args.batch, args.time)?));
+        steps.push(RefCell::new(Step::new(&config, args.batch, args.tokens)?));
     }
     let mut peers = Vec::new();
     if !args.no_peer {
@@ -138,7 +118,8 @@ pub(super) fn run(args: &TrainBenchArgs) -> Result<Table, BenchError> {
             if compiled && !args.compiled {
                 continue;
             }
-            let (peer, hello) = Peer::start(args, &args.python(), compiled)?;
+            let (peer, hello) =
+                with_spinner(&format!("starting {name}"), || Peer::start(args, &args.python(), compiled))?;
             let version = hello["torch"].as_str().unwrap_or_default();
             let parameters = hello["parameters"].as_u64().unwrap_or(0) as usize;
             peers.push((format!("{name} {version}, transformer"), parameters, RefCell::new(peer)));
@@ -168,7 +149,7 @@ pub(super) fn run(args: &TrainBenchArgs) -> Result<Table, BenchError> {
     }
     let gemm = Gemm::add_to(&mut schedule, args.threads());
     let medians = schedule.run(args.repeats.into())?;
-    let tokens = (args.batch * args.time) as f64;
+    let tokens = (args.batch * args.tokens) as f64;
     let peak = gemm.rate(&medians).gflops;
     let peer = (!peers.is_empty()).then(|| medians.of(rows[0].ticket));
 
@@ -190,7 +171,7 @@ pub(super) fn run(args: &TrainBenchArgs) -> Result<Table, BenchError> {
             cell(gflops.map(|gflops| 100.0 * gflops / peak), 0),
         ]);
         values.push(json!({
-            "table": "train", "name": row.name, "parameters": row.parameters, "batch": args.batch, "time": args.time,
+            "table": "train", "name": row.name, "parameters": row.parameters, "batch": args.batch, "time": args.tokens,
             "threads": args.threads(), "repeats": args.repeats, "ms": 1e3 * seconds,
             "tokens_per_second": tokens / seconds, "ratio": ratio, "gflops": gflops, "gemm_gflops": peak,
         }));
@@ -199,7 +180,7 @@ pub(super) fn run(args: &TrainBenchArgs) -> Result<Table, BenchError> {
     let title = format!(
         "Training steps, f32: models 128 wide (Transformer and Falcon: 4 layers, 4 heads, SwiGLU 352), {} sequences of {} tokens, {} threads; GEMM {peak:.0} GFLOP/s{memory}",
         args.batch,
-        args.time,
+        args.tokens,
         args.threads(),
     );
     Ok(Table { title, text, rows: values })

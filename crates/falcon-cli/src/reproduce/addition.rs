@@ -7,15 +7,16 @@ use falcon_lm::train::Outcome;
 
 use super::{
     Ablation, AdditionArgs, ReproduceError, again, command, finish, machine, plan, results_folder, rows, run_all,
+    scale,
 };
-use crate::train::use_threads;
+use crate::threads::use_threads;
 
 pub(super) fn run(args: &AdditionArgs) -> Result<Outcome, ReproduceError> {
     if args.rows.from.is_some() {
         return again::<AdditionRecord>(&args.rows);
     }
-    use_threads(args.rows.threads);
-    let scale = &SCALES[args.rows.scale as usize];
+    use_threads(args.rows.threads.map(Into::into))?;
+    let scale = scale(&SCALES, &args.rows);
     let ablation = args.ablation.map_or("", |Ablation::Timing| "-timing");
     let output = results_folder(&args.rows, &format!("addition-{}{ablation}", scale.name));
     let models = rows(&args.rows, scale);
@@ -29,7 +30,7 @@ pub(super) fn run(args: &AdditionArgs) -> Result<Outcome, ReproduceError> {
             .collect(),
     };
     if rows.is_empty() {
-        return Err(ReproduceError::NoTiming);
+        return Err(ReproduceError::NothingToAblate);
     }
     let plan = plan(rows, &args.rows, scale, &output, |row, seed, more| config(scale, row, seed, more))?;
     let done = run_all(&plan, &args.rows, |planned, show| {

@@ -52,7 +52,7 @@ pub struct RowsArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
 
-    /// Runs side by side, which share the threads; if not given, one a thread, and of models of more than 10 million parameters one.
+    /// Runs side by side, which share the threads; if not given, one per thread, or one alone if a model has more than 10 million parameters.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
 
@@ -77,7 +77,7 @@ pub struct AdditionArgs {
     #[command(flatten)]
     pub rows: RowsArgs,
 
-    /// Rows that differ in one thing: timing has all four of which key meets a value and when a token reads.
+    /// Rows that differ in one thing. timing: the four combinations of alignment (next/same) and read (after/before).
     #[arg(long, value_enum, conflicts_with = "from")]
     pub ablation: Option<Ablation>,
 }
@@ -111,7 +111,7 @@ pub struct LanguageArgs {
     #[arg(long, value_name = "DIR", conflicts_with = "from")]
     pub data: Option<PathBuf>,
 
-    /// Examples before each question: 0, 1, or both.
+    /// Examples before each question, up to 8; a list such as 0,1 asks again for each.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "0,1", requires = "data", value_parser = clap::value_parser!(u8).range(0..=8))]
     pub shots: Vec<u8>,
 
@@ -131,7 +131,7 @@ pub enum ScaleArg {
     Quick,
     /// All models, three seeds: hours on two cores.
     Small,
-    /// The paper's own: hours for sums, years for language, on two cores.
+    /// The paper's widths (addition) or configuration (lm): hours or years on two cores.
     Paper,
 }
 
@@ -142,12 +142,12 @@ pub enum Ablation {
     Timing,
 }
 
-const ADDITION: &str = "\
+pub(super) const ADDITION: &str = "\
 SCALES
 
   quick   4 models learn sums of 1 to 4 digits, measured to 6
   small   13 models, 1 to 6 digits, measured to 9
-  paper   4 models, 1 to 32 digits, measured to 48: an hour a model, and enough for one
+  paper   4 models, 1 to 32 digits, measured to 48: an hour per model
 
 WHAT COMES OUT
 
@@ -169,7 +169,7 @@ EXAMPLES
 
   Stopped by Ctrl-C or a kill, the same command goes on.";
 
-const LANGUAGE: &str = "\
+pub(super) const LANGUAGE: &str = "\
 SCALES
 
   quick   4 models of 0.9M parameters, 0.4M tokens, 100 questions of each benchmark
@@ -185,6 +185,11 @@ WHAT COMES OUT
   report.html     loss, perplexity and gates over training
   tokenizer.json  if it was learnt here
   ROW-sSEED/      a run, as `falcon train` leaves it; `falcon eval` and `falcon generate` take it
+
+ENVIRONMENT
+
+  FALCON_CACHE    the folder where text is kept as tokens, to be made into tokens only once; by
+                  default $XDG_CACHE_HOME/falcon or ~/.cache/falcon. It may be deleted any time.
 
 EXAMPLES
 

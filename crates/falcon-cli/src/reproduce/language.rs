@@ -4,21 +4,25 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use falcon_lm::config::RunConfig;
 use falcon_lm::data::{Source, TOKENIZER_FILE, Tokenizer, digest, sample};
 use falcon_lm::evaluate::BENCHMARKS;
 use falcon_lm::reproduce::Row;
 use falcon_lm::reproduce::language::{Corpus, Estimate, LanguageRecord, SCALES, config, estimate, exam, run_row};
+use falcon_lm::tasks::TaskConfig;
 use falcon_lm::train::Outcome;
 use falcon_nn::write_file;
 use serde_json::json;
 
 use super::{
     LanguageArgs, Planned, ReproduceError, again, command, finish, machine, plan, quoted, results_folder, rows,
-    run_all,
+    run_all, scale,
 };
 use crate::bench::Text;
+use crate::interrupt::SAVING;
+use crate::output::printed;
 use crate::progress::{measuring, with_spinner};
-use crate::train::{SAVING, use_threads};
+use crate::threads::use_threads;
 
 /// Tokens of a tokenizer that is learnt here, and the text it is learnt from, at most.
 const VOCABULARY: usize = 4096;
@@ -28,8 +32,8 @@ pub(super) fn run(args: &LanguageArgs) -> Result<Outcome, ReproduceError> {
     if args.rows.from.is_some() {
         return again::<LanguageRecord>(&args.rows);
     }
-    use_threads(args.rows.threads);
-    let scale = &SCALES[args.rows.scale as usize];
+    use_threads(args.rows.threads.map(Into::into))?;
+    let scale = scale(&SCALES, &args.rows);
     let output = results_folder(&args.rows, &format!("lm-{}", scale.name));
     let path = |path: &Option<PathBuf>| path.clone().unwrap_or_else(|| "none".into());
     let corpus = |tokenizer: &str| Corpus {
@@ -69,10 +73,18 @@ pub(super) fn run(args: &LanguageArgs) -> Result<Outcome, ReproduceError> {
         command: command("lm", &args.rows, words(args)),
         version: env!("CARGO_PKG_VERSION").into(),
         machine: machine(),
-        // Where the output goes is nobody's business.
-        config: plan[0].config.to_toml().replace(&format!("{}/", output.display()), ""),
+        config: recorded(&plan[0].config, args).to_toml(),
         rows,
     })
+}
+
+/// A configuration for the record: where the output goes, and with it a tokenizer learnt there, is nobody's business.
+fn recorded(config: &RunConfig, args: &LanguageArgs) -> RunConfig {
+    let mut config = config.clone();
+    if let (TaskConfig::Text(task), None) = (&mut config.task, &args.tokenizer) {
+        task.tokenizer = TOKENIZER_FILE.into();
+    }
+    config
 }
 
 /// Refuses to measure a model on what it learns from.
@@ -141,7 +153,7 @@ const ROUNDS: usize = 2;
 
 fn show_estimates(args: &LanguageArgs, plan: &[Planned]) -> Result<Outcome, ReproduceError> {
     let seeds = plan.iter().filter(|planned| planned.row == plan[0].row).count();
-    let mut text = Text::new(&["", "parameters", "tokens", "tokens/s", "GFLOP/s", "days a run"]);
+    let mut text = Text::new(&["", "parameters", "tokens", "tokens/s", "GFLOP/s", "days per run"]);
     let mut values = Vec::new();
     let mut days = 0.0;
     for Planned { row, config, .. } in plan.iter().filter(|planned| planned.seed == 0) {
@@ -158,17 +170,13 @@ fn show_estimates(args: &LanguageArgs, plan: &[Planned]) -> Result<Outcome, Repr
         ]);
         values.push(json!({ "name": row.name, "seeds": seeds, "cost": cost }));
     }
-    let mut out = io::stdout().lock();
-    if args.rows.json {
-        writeln!(out, "{}", json!({ "machine": machine(), "rows": values }))?;
-    } else {
-        let threads = rayon::current_num_threads();
-        write!(out, "{text}")?;
-        writeln!(
-            out,
-            "\ntraining alone, {seeds} seed(s) a row: {days:.1} days of {threads} threads; {}",
-            machine()
-        )?;
-    }
+    let (machine, threads) = (machine(), rayon::current_num_threads());
+    let said = match args.rows.json {
+        true => json!({ "machine": machine, "rows": values }).to_string(),
+        false => format!(
+            "{text}\ntraining alone, {seeds} seed(s) per row: {days:.1} days of {threads} threads; {machine}"
+        ),
+    };
+    printed(writeln!(io::stdout(), "{said}"))?;
     Ok(Outcome::Finished)
 }

@@ -17,13 +17,14 @@ use falcon_lm::report::{RunRecord, page};
 use falcon_lm::reproduce::{RESULTS_FILE, RecordError, Results, Row, RowError, Scale};
 use falcon_lm::train::{Outcome, Watch};
 use falcon_nn::write_file;
-use rayon::{ThreadPoolBuildError, ThreadPoolBuilder};
 use thiserror::Error;
 
 pub use args::{Ablation, AdditionArgs, LanguageArgs, ReproduceArgs, ReproduceCommand, RowsArgs, ScaleArg};
 
-use crate::output;
-use crate::train::{SAVING, Show, all_cores, asked_to_stop};
+use crate::interrupt::{SAVING, stop_on_interrupt};
+use crate::output::{self, printed};
+use crate::threads::{self, ThreadsError, all_cores};
+use crate::train::Show;
 
 /// Why an experiment has no result.
 #[derive(Debug, Error)]
@@ -49,9 +50,9 @@ pub enum ReproduceError {
         /// The file.
         file: String,
     },
-    /// There is nothing to time.
+    /// No row has what is to be varied.
     #[error("--ablation timing: a Transformer has no memory to be written earlier or later; name another model")]
-    NoTiming,
+    NothingToAblate,
     /// Results cannot be kept or read.
     #[error(transparent)]
     Record(#[from] RecordError),
@@ -93,8 +94,8 @@ pub enum ReproduceError {
         error: io::Error,
     },
     /// Threads could not be started.
-    #[error("cannot start threads: {0}; use a smaller --threads")]
-    Threads(#[source] ThreadPoolBuildError),
+    #[error(transparent)]
+    Threads(#[from] ThreadsError),
     /// What was to be printed could not be.
     #[error("stdout: {0}")]
     Output(#[from] io::Error),
@@ -130,6 +131,12 @@ fn again<R: Results>(args: &RowsArgs) -> Result<Outcome, ReproduceError> {
 /// Where runs and results go.
 fn results_folder(args: &RowsArgs, name: &str) -> PathBuf {
     args.output.clone().unwrap_or_else(|| Path::new("runs").join(name))
+}
+
+/// The scale asked for, of an experiment.
+fn scale<'a>(scales: &'a [Scale], args: &RowsArgs) -> &'a Scale {
+    let value = args.scale.to_possible_value().expect("none is skipped");
+    scales.iter().find(|scale| scale.name == value.get_name()).expect("experiments have all scales")
 }
 
 /// The models asked for, or the scale's, each once.
@@ -179,7 +186,7 @@ struct Done<T> {
     /// Of those that came to their end, in order.
     rows: Vec<T>,
     outcome: Outcome,
-    /// The first that could not.
+    /// The last that could not: of all others it is said when they fail.
     failed: Option<ReproduceError>,
 }
 
@@ -201,8 +208,7 @@ fn run_all<T: Send>(
     run: impl Fn(&Planned, &mut Show) -> Result<Option<T>, RowError> + Sync,
 ) -> Result<Done<T>, ReproduceError> {
     let (jobs, threads) = side_by_side(plan, args);
-    let pools = (0..jobs).map(|_| ThreadPoolBuilder::new().num_threads(threads).build());
-    let pools = pools.collect::<Result<Vec<_>, _>>().map_err(ReproduceError::Threads)?;
+    let pools = (0..jobs).map(|_| threads::pool(threads)).collect::<Result<Vec<_>, _>>()?;
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
         loop {
@@ -210,7 +216,7 @@ fn run_all<T: Send>(
             let Some(planned) = plan.get(index) else { break };
             let Planned { row: Row { name, .. }, seed, config, .. } = planned;
             let about = format!("{}/{} {name} seed {seed}", index + 1, plan.len());
-            let mut show = Show::new(config, asked_to_stop(SAVING)).about(about);
+            let mut show = Show::new(config, stop_on_interrupt(SAVING)).about(about);
             let result = run(planned, &mut show);
             show.clear();
             let result = result.map_err(|error| ReproduceError::Row {
@@ -243,11 +249,11 @@ fn run_all<T: Send>(
         match result {
             Ok(Some(row)) => done.rows.push(row),
             Ok(None) => done.outcome = Outcome::Interrupted,
-            Err(error) => _ = done.failed.get_or_insert(error),
+            Err(error) => done.failed = Some(error),
         }
     }
     if done.outcome == Outcome::Interrupted {
-        writeln!(io::stderr(), "interrupted and saved: the same command goes on")?;
+        let _ = writeln!(io::stderr(), "interrupted and saved: the same command goes on");
     }
     Ok(done)
 }
@@ -271,7 +277,8 @@ fn finish<T, R: Results>(
         print(args, &record)?;
         if !args.json {
             let made = record.files().into_iter().map(|(name, _)| name).chain(["report.html", RESULTS_FILE]);
-            writeln!(io::stdout(), "\n{}: {}", output.display(), made.collect::<Vec<_>>().join(", "))?;
+            let made = made.collect::<Vec<_>>().join(", ");
+            printed(writeln!(io::stdout(), "\n{}: {made}", output.display()))?;
         }
     }
     done.failed.map_or(Ok(done.outcome), Err)
@@ -309,18 +316,40 @@ fn machine() -> String {
 }
 
 fn print<R: Results>(args: &RowsArgs, record: &R) -> Result<(), ReproduceError> {
-    let mut out = io::stdout().lock();
-    if args.json {
-        writeln!(out, "{}", serde_json::to_string(record).map_err(io::Error::from)?)?;
-    } else {
-        write!(out, "{}", record.table())?;
-    }
-    Ok(())
+    let text = match args.json {
+        true => serde_json::to_string(record).map_err(io::Error::from)? + "\n",
+        false => record.table(),
+    };
+    Ok(printed(io::stdout().write_all(text.as_bytes()))?)
 }
 
 #[cfg(test)]
 mod tests {
+    use falcon_lm::tasks::TaskConfig;
+
     use super::*;
+
+    /// The help says what the scales are.
+    #[test]
+    fn scales_are_as_the_help_says() {
+        let line = |help: &str, scale: &Scale| {
+            let line = help.lines().find(|line| line.trim_start().starts_with(scale.name)).unwrap().to_string();
+            assert!(line.contains(&format!("{} models", scale.models.len())), "{line}");
+            line
+        };
+        for wanted in ScaleArg::value_variants() {
+            let name = wanted.to_possible_value().unwrap().get_name().to_string();
+            let find = |scales: &'static [Scale]| scales.iter().find(|scale| scale.name == name).unwrap();
+            let scale = find(&falcon_lm::reproduce::addition::SCALES);
+            let row = Row::of(scale.models[0]);
+            let config = falcon_lm::reproduce::addition::config(scale, &row, 0, &[]).unwrap();
+            let TaskConfig::Addition(task) = config.task else { panic!("{:?}", config.task) };
+            let line_of = line(args::ADDITION, scale);
+            let widths = format!("1 to {} digits, measured to {}", task.max_width, task.beyond);
+            assert!(line_of.contains(&widths), "{line_of}");
+            line(args::LANGUAGE, find(&falcon_lm::reproduce::language::SCALES));
+        }
+    }
 
     #[test]
     fn words_are_quoted_where_a_shell_would_split_them() {

@@ -6,6 +6,8 @@ use falcon_kernels::solvers::SolverError;
 use safetensors::SafeTensorError;
 use thiserror::Error;
 
+use crate::threads::ThreadsError;
+
 /// Why a scan was refused or failed. No output file has been written when one is returned.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -212,13 +214,8 @@ pub enum ScanError {
     #[error(transparent)]
     Solver(#[from] SolverError),
     /// Threads could not be started.
-    #[error("cannot start {threads} threads: {reason}; use a smaller --threads")]
-    Threads {
-        /// How many were asked for.
-        threads: usize,
-        /// What the pool said.
-        reason: String,
-    },
+    #[error(transparent)]
+    Threads(#[from] ThreadsError),
     /// The output cannot be written.
     #[error("cannot write {}: {source}", path.display())]
     Write {

@@ -20,8 +20,9 @@ use serde::Serialize;
 pub use error::ScanError;
 pub use file::Case;
 pub use tensors::{Data, Tensor, Tensors};
+pub use variant::names as variants;
 
-use crate::output;
+use crate::{output, threads};
 use number::Number;
 use plan::Plan;
 use variant::Model;
@@ -73,7 +74,7 @@ pub struct Summary {
     pub dim_v: usize,
     /// The form that ran.
     pub form: &'static str,
-    /// Tokens a chunk, for the chunked form.
+    /// Tokens per chunk, for the chunked form.
     pub chunk: Option<usize>,
     /// The arithmetic.
     pub dtype: &'static str,
@@ -102,10 +103,7 @@ pub fn run(bytes: &[u8], options: &Options) -> Result<Outcome, ScanError> {
     };
     let tensors = match options.threads {
         None => go()?,
-        Some(threads) => {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-            pool.map_err(|error| ScanError::Threads { threads, reason: error.to_string() })?.install(go)?
-        }
+        Some(threads) => threads::pool(threads)?.install(go)?,
     };
     let summary = summary(&plan, options);
     Ok(Outcome { tensors, meta: case.meta.text, summary })

@@ -125,6 +125,10 @@ impl Plan {
     }
 
     fn read_tail(&mut self, case: &Case<'_>) -> Result<(), ScanError> {
+        // The others keep none, and `check_slots` refuses one.
+        if !self.variant.slides() {
+            return case.meta.agree("n_tail", 0, "a rule without a window has a tail of size");
+        }
         let axis = usize::from(self.packed);
         self.tail = case.shape("in.tail_x").and_then(|shape| shape.get(axis)).copied().unwrap_or(0);
         self.tail_lens = match case.integers("in.tail_len")? {
@@ -164,7 +168,7 @@ impl Plan {
             return match said {
                 None | Some(1) => Ok(()),
                 Some(said) => {
-                    Err(bad(said, format!("1: {variant} writes one pair a step, falcon3 and falcon3a more")))
+                    Err(bad(said, format!("1: {variant} writes one pair per step, falcon3 and falcon3a more")))
                 }
             };
         }
@@ -222,7 +226,7 @@ impl Plan {
         }
     }
 
-    /// RetNet has one decay a head, the others one a token and head.
+    /// RetNet has one decay per head, the others one per token and head.
     pub fn decay_is_per_head(&self) -> bool {
         self.variant.decay == "in.decay"
     }
@@ -278,10 +282,10 @@ impl Plan {
             slots.push(state("in.z0", &[heads, dim_k], "heads, dx; packed: sequences first"));
             slots.push(state("up.z", &[heads, dim_k], "heads, dx; packed: sequences first"));
         }
-        if self.variant.falcon {
-            if rule.align == Align::Next {
-                slots.push(state("in.k_last", &[key_heads, dim_k], "query heads, dx; packed: sequences first"));
-            }
+        if self.variant.falcon && rule.align == Align::Next {
+            slots.push(state("in.k_last", &[key_heads, dim_k], "query heads, dx; packed: sequences first"));
+        }
+        if self.variant.slides() {
             let axes = "pairs, heads, width; packed: sequences first";
             slots.push(state("in.tail_x", &[self.tail, key_heads, dim_k], axes));
             slots.push(state("in.tail_v", &[self.tail, heads, dim_v], axes));

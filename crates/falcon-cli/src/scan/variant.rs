@@ -63,6 +63,11 @@ const VARIANTS: [Variant; 15] = [
     baseline("ssm_zoh", Base::Ssm, "", ""),
 ];
 
+/// Names of all variants, as `meta` has them.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    VARIANTS.iter().map(|variant| variant.name)
+}
+
 const ALIGNS: [(&str, Align); 2] = [("next", Align::Next), ("same", Align::Same)];
 const READS: [(&str, Read); 2] = [("after", Read::After), ("before", Read::Before)];
 const GAINS: [(&str, Gain); 2] = [("beta", Gain::Beta), ("eta", Gain::Eta)];

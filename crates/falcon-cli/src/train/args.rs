@@ -3,6 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use falcon_lm::tasks::TASKS;
+use falcon_nn::{PRESETS, SIZES};
+
+use crate::names::Names;
 
 /// Arguments of `falcon train`.
 #[derive(Debug, Args)]
@@ -12,17 +16,16 @@ pub struct TrainArgs {
     #[arg(value_name = "CONFIG")]
     pub config: Option<PathBuf>,
 
-    /// The model: falcon-1a.1 .2 .3, falcon-2a.3, falcon-3a.3, falcon-1.3, falcon-2.3, falcon-3.3, transformer,
-    /// linear-attention, retnet, mamba2, deltanet or gated-deltanet.
-    #[arg(short, long, value_name = "PRESET")]
+    /// The model.
+    #[arg(short, long, value_name = "PRESET", value_parser = Names::of(PRESETS))]
     pub model: Option<String>,
 
-    /// Its size: micro, tiny, small, 130m or 340m.
-    #[arg(long, value_name = "SIZE")]
+    /// Its size.
+    #[arg(long, value_name = "SIZE", value_parser = Names::of(SIZES))]
     pub size: Option<String>,
 
-    /// What it learns: addition or text.
-    #[arg(short, long, value_name = "TASK")]
+    /// What it learns.
+    #[arg(short, long, value_name = "TASK", value_parser = Names::of(TASKS))]
     pub task: Option<String>,
 
     /// Any key of the configuration, such as train.lr=3e-4; may be given many times. The last one wins.
@@ -38,7 +41,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
 
-    /// Print the resolved configuration and stop.
+    /// Print the resolved configuration and stop; with --json, as JSON.
     #[arg(long)]
     pub dry_run: bool,
 
@@ -50,8 +53,8 @@ pub struct TrainArgs {
 const EXAMPLE: &str = r#"A COMPLETE FILE
 
   [model]
-  preset = "falcon-1a.3"      # or retnet, mamba2, transformer, …
-  size = "tiny"               # micro, tiny, small, 130m, 340m
+  preset = "falcon-1a.3"      # as --model
+  size = "tiny"               # as --size
   hidden_size = 128           # any key of the model's config.json may follow
   num_hidden_layers = 4
 
@@ -68,7 +71,7 @@ const EXAMPLE: &str = r#"A COMPLETE FILE
   [train]
   seed = 0
   steps = 1000
-  batch = 128                 # sequences a step,
+  batch = 128                 # sequences per step,
   accumulate = 1              # computed in so many parts
   lr = 3e-3                   # highest learning rate, for a model 128 wide
   warmup = 100                # steps; then a cosine
@@ -84,7 +87,8 @@ const EXAMPLE: &str = r#"A COMPLETE FILE
   save_every = 100            # steps; also at every best measurement, and at the end
   keep = 2                    # checkpoints beside the best
 
-  For text, the defaults of [train] are those of the paper (lr 1e-3, batch 32, 2000 steps), and
+  For text, batch is 32 and steps 2000, the optimiser's defaults are the paper's (lr 1e-3, beta1
+  0.9, beta2 0.95, weight_decay 0.1, clip 1), and
 
   [task]
   name = "text"
@@ -92,16 +96,21 @@ const EXAMPLE: &str = r#"A COMPLETE FILE
   valid = "other.txt.xz"      # measured on this one; without it, on the last twentieth;
                               # .xz, .gz and .zst are read as they are
   tokenizer = "bytes"         # or a tokenizer.json, or a folder with vocab.json and merges.txt
-  length = 256                # tokens a sequence
+  length = 256                # tokens per sequence
   eval_sequences = 64         # measured, at most
 
 A RUN'S FOLDER
 
   config.toml                 the resolved configuration
   tokenizer.json              of text
-  metrics.jsonl               a record a line: every step, every measurement
+  metrics.jsonl               a record per line: every step, every measurement
   checkpoints/step-000100/    config.json and model.safetensors, what the optimizer remembers,
                               where the run stands, and SHA256SUMS of it all
+
+ENVIRONMENT
+
+  FALCON_CACHE    the folder where text is kept as tokens, to be made into tokens only once; by
+                  default $XDG_CACHE_HOME/falcon or ~/.cache/falcon. It may be deleted any time.
 
 EXAMPLES
 

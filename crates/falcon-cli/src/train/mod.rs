@@ -5,15 +5,18 @@ mod show;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use falcon_lm::config::{Layer, RUN_FILE, RunConfig, RunConfigError};
 use falcon_lm::train::{Outcome, TrainError, Trainer};
-use rayon::ThreadPoolBuilder;
+use serde_json::{Value, json};
 use thiserror::Error;
 
 pub use args::TrainArgs;
 pub(crate) use show::Show;
+
+use crate::interrupt::{SAVING, stop_on_interrupt};
+use crate::output::printed;
+use crate::threads::{ThreadsError, use_threads};
 
 /// Why there is no trained model.
 #[derive(Debug, Error)]
@@ -24,35 +27,48 @@ pub enum TrainCommandError {
     /// The run could not go on.
     #[error(transparent)]
     Train(#[from] TrainError),
+    /// Threads could not be started.
+    #[error(transparent)]
+    Threads(#[from] ThreadsError),
     /// What was to be printed could not be.
     #[error("stdout: {0}")]
     Output(#[from] io::Error),
 }
 
-/// Trains, and prints how it went to stdout. Tells how the run ended; nothing if it was not to begin.
-pub fn run(args: &TrainArgs) -> Result<Option<Outcome>, TrainCommandError> {
+/// Trains, and prints to stdout how it went. Tells how the run ended.
+pub fn run(args: &TrainArgs) -> Result<Outcome, TrainCommandError> {
     let config = resolve(args)?;
-    let folder = args.run.clone().unwrap_or_else(|| default_folder(&config));
-    let mut out = io::stdout().lock();
-    if args.dry_run || !args.json {
-        writeln!(out, "{}", config.to_toml())?;
-    }
     if args.dry_run {
-        return Ok(None);
+        let text = if args.json { as_json(&config).to_string() + "\n" } else { config.to_toml() + "\n" };
+        printed(io::stdout().write_all(text.as_bytes()))?;
+        return Ok(Outcome::Finished);
     }
-    use_threads(args.threads);
-    let mut show = Show::new(&config, asked_to_stop(SAVING));
+    let folder = args.run.clone().unwrap_or_else(|| default_folder(&config));
+    if !args.json {
+        // What the run is told, not what comes of it: nobody need read it.
+        let _ = writeln!(io::stderr(), "{}", config.to_toml());
+    }
+    use_threads(args.threads.map(Into::into))?;
+    let mut show = Show::new(&config, stop_on_interrupt(SAVING));
     let mut trainer = match Trainer::open(&config, &folder, &mut show) {
         Err(error) if error.is_interrupt() => {
             show.clear();
-            return Ok(Some(Outcome::Interrupted));
+            return Ok(Outcome::Interrupted);
         }
         opened => opened?,
     };
     show.begin(&trainer);
     let outcome = trainer.run(&mut show)?;
-    show.end(&mut out, &trainer, outcome, args.json)?;
-    Ok(Some(outcome))
+    printed(show.end(&mut io::stdout().lock(), &trainer, outcome, args.json))?;
+    Ok(outcome)
+}
+
+/// Every key of a configuration, in the sections of its file.
+fn as_json(config: &RunConfig) -> Value {
+    let mut all = json!({ "model": config.model, "task": config.task, "train": config.train });
+    all["model"]["preset"] = config.preset.as_str().into();
+    all["model"]["size"] = config.size.as_str().into();
+    all
 }
 
 /// What the arguments say; a folder given alone says it itself.
@@ -77,33 +93,4 @@ fn resolve(args: &TrainArgs) -> Result<RunConfig, RunConfigError> {
 
 fn default_folder(config: &RunConfig) -> PathBuf {
     Path::new("runs").join(format!("{}-{}", config.task.name(), config.preset))
-}
-
-/// What is done when a run is asked to stop.
-pub(crate) const SAVING: &str = "saving after this step";
-
-/// As many threads as there are cores.
-pub(crate) fn all_cores() -> usize {
-    std::thread::available_parallelism().map_or(1, Into::into)
-}
-
-/// Computes with so many threads from now on, or with all cores.
-pub(crate) fn use_threads(threads: Option<u16>) {
-    if let Some(threads) = threads {
-        // Fails only if there is a pool already, and then the number stays what it is.
-        let _ = ThreadPoolBuilder::new().num_threads(threads.into()).build_global();
-    }
-}
-
-/// Becomes true with the first Ctrl-C or request to terminate, which says what is done `then`. The second one ends the program at once.
-pub(crate) fn asked_to_stop(then: &'static str) -> &'static AtomicBool {
-    static STOP: AtomicBool = AtomicBool::new(false);
-    // Fails only where there is a handler already: this one.
-    let _ = ctrlc::set_handler(move || {
-        if STOP.swap(true, Ordering::SeqCst) {
-            std::process::exit(130);
-        }
-        let _ = writeln!(io::stderr(), "\n{then}; once more to stop at once");
-    });
-    &STOP
 }

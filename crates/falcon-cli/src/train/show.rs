@@ -1,23 +1,22 @@
 //! What one sees of a run: a line that moves, and what is left when it is done.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use falcon_lm::config::RunConfig;
 use falcon_lm::memory;
 use falcon_lm::train::{EvalRecord, Outcome, Record, TrainRecord, Trainer, Watch};
-use indicatif::{HumanBytes, HumanCount, HumanDuration, ProgressBar};
+use indicatif::{HumanBytes, HumanCount, HumanDuration};
 use serde_json::json;
 
-use crate::progress::bar;
+use crate::progress::Progress;
 
 /// Looks on.
 pub(crate) struct Show {
     /// Before every line.
     about: String,
-    /// Hidden by itself where stderr is no terminal.
-    bar: ProgressBar,
+    progress: Progress,
     stop: &'static AtomicBool,
     begin: Instant,
     tokens: usize,
@@ -28,10 +27,9 @@ pub(crate) struct Show {
 
 impl Show {
     pub fn new(config: &RunConfig, stop: &'static AtomicBool) -> Self {
-        let bar = bar(Some(config.train.schedule.steps));
         Self {
             about: String::new(),
-            bar,
+            progress: Progress::later(config.train.schedule.steps),
             stop,
             begin: Instant::now(),
             tokens: 0,
@@ -47,32 +45,29 @@ impl Show {
     }
 
     /// Takes the line away.
-    pub fn clear(&self) {
-        self.bar.finish_and_clear();
-    }
-
-    /// A line that stays, also where there is no terminal.
-    fn say(&self, line: &str) {
-        if io::stderr().is_terminal() {
-            self.bar.println(line);
-        } else {
-            let _ = writeln!(io::stderr(), "{line}");
-        }
+    pub fn clear(&mut self) {
+        self.progress.clear();
     }
 
     /// Says where the run begins.
     pub fn begin(&mut self, trainer: &Trainer) {
         self.begin = Instant::now();
-        self.bar.set_position(trainer.step());
-        self.bar.reset_eta();
+        self.progress.position(trainer.step());
+        self.progress.reset_eta();
         if trainer.step() > 0 {
             let (step, folder) = (trainer.step(), trainer.folder().path().display());
-            self.say(&format!("going on from step {step} of {folder}"));
+            self.progress.say(&format!("going on from step {step} of {folder}"));
         }
     }
 
     /// Says how the run ended.
-    pub fn end(&self, out: &mut impl Write, trainer: &Trainer, outcome: Outcome, as_json: bool) -> io::Result<()> {
+    pub fn end(
+        &mut self,
+        out: &mut impl Write,
+        trainer: &Trainer,
+        outcome: Outcome,
+        as_json: bool,
+    ) -> io::Result<()> {
         self.clear();
         let rate = self.tokens as f64 / self.seconds.max(f64::MIN_POSITIVE);
         let (step, folder, peak) = (trainer.step(), trainer.folder().path(), memory::peak());
@@ -114,11 +109,11 @@ impl Watch for Show {
                 self.tokens += record.tokens;
                 self.seconds += record.seconds;
                 self.steps += 1;
-                self.bar.set_position(record.step);
-                self.bar.set_message(format!("{}{}", self.about, trained(record)));
+                self.progress.position(record.step);
+                self.progress.message(format!("{}{}", self.about, trained(record)));
             }
             Record::Eval(record) => {
-                self.say(&format!("{}{}", self.about, measured(record)));
+                self.progress.say(&format!("{}{}", self.about, measured(record)));
                 self.last.retain(|last| last.step == record.step);
                 self.last.push(record.clone());
             }
@@ -127,12 +122,11 @@ impl Watch for Show {
     }
 
     fn warn(&mut self, message: &str) {
-        self.say(&format!("warning: {message}"));
+        self.progress.say(&format!("warning: {message}"));
     }
 
     fn reading(&mut self, bytes: usize) {
-        self.bar.set_message(format!("{}{} of text made into tokens", self.about, HumanBytes(bytes as u64)));
-        self.bar.tick();
+        self.progress.message(format!("{}{} of text made into tokens", self.about, HumanBytes(bytes as u64)));
     }
 
     fn stop(&mut self) -> bool {

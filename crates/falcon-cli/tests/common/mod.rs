@@ -2,11 +2,11 @@
 
 #![allow(dead_code, reason = "each test binary uses some of it")]
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use safetensors::{Dtype, SafeTensors, View};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value};
 
 #[derive(Clone)]
@@ -16,18 +16,9 @@ pub struct Tensor {
     pub bytes: Vec<u8>,
 }
 
-impl View for &Tensor {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.bytes)
-    }
-    fn data_len(&self) -> usize {
-        self.bytes.len()
+impl Tensor {
+    fn view(&self) -> TensorView<'_> {
+        TensorView::new(self.dtype, self.shape.clone(), &self.bytes).unwrap()
     }
 }
 
@@ -67,7 +58,8 @@ impl File {
     pub fn bytes(&self) -> Vec<u8> {
         let meta = serde_json::to_string(&self.meta).unwrap();
         let info = [("meta".to_string(), meta)].into_iter().collect();
-        safetensors::serialize(&self.tensors, Some(info)).unwrap()
+        let views = self.tensors.iter().map(|(name, tensor)| (name, tensor.view()));
+        safetensors::serialize(views, Some(info)).unwrap()
     }
 
     pub fn numbers(&self, name: &str) -> Vec<f64> {

@@ -1,0 +1,28 @@
+//! Options whose values are names.
+
+use std::ffi::OsStr;
+
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use clap::{Arg, Command, Error};
+
+/// Takes any text; help and shells know the names. One that is none is refused where it is used, which says what was meant.
+#[derive(Clone, Debug)]
+pub(crate) struct Names(Vec<&'static str>);
+
+impl Names {
+    pub fn of(names: impl IntoIterator<Item = &'static str>) -> Self {
+        Self(names.into_iter().collect())
+    }
+}
+
+impl TypedValueParser for Names {
+    type Value = String;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<String, Error> {
+        StringValueParser::new().parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.0.iter().copied().map(PossibleValue::new)))
+    }
+}
