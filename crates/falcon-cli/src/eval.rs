@@ -8,7 +8,7 @@ use burn::tensor::Device;
 use clap::Args;
 use falcon_lm::data::CacheError;
 use falcon_lm::evaluate::{BENCHMARKS, Benchmark, BenchmarkError, Estimate, Exam, ModelResult, TextResult};
-use falcon_lm::report::{table_head, table_line};
+use falcon_lm::report::{aligned, table_head, table_line};
 use falcon_lm::train::Outcome;
 use falcon_lm::trained::{Trained, TrainedError};
 use falcon_nn::{nearest, write_file};
@@ -192,7 +192,7 @@ pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
     }
     let text = match args.json {
         true => serde_json::to_string(&shown).map_err(io::Error::from)? + "\n",
-        false => tables(&shown, &benchmarks, args),
+        false => aligned(&tables(&shown, &benchmarks, args)),
     };
     printed(io::stdout().write_all(text.as_bytes()))?;
     Ok(outcome)

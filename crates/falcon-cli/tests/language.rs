@@ -115,13 +115,13 @@ fn perplexity_is_counted_whole_and_by_windows() {
     assert_eq!(whole[0]["texts"][0]["bytes"], 3000);
     assert!(of(&whole) < of(&windows), "what came before helps: {} {}", of(&whole), of(&windows));
     let table = house.says(&["eval", "run", "--text", "part.txt", "--output", "kept.json"]);
-    assert!(table.contains("| run | part.txt | whole |"), "{table}");
+    assert!(table.contains("| run   | part.txt | whole |"), "{table}");
     // Kept, and not measured again: what the file says is what is shown.
     let mut kept: Value = serde_json::from_slice(&fs::read(house.path("kept.json")).unwrap()).unwrap();
     kept[0]["texts"][0]["nats"] = Value::from(3000.0 * 2f64.ln());
     fs::write(house.path("kept.json"), kept.to_string()).unwrap();
     let again = house.says(&["eval", "run", "--text", "part.txt", "--output", "kept.json"]);
-    assert!(again.contains("| 1.0000 |"), "a bit a byte: {again}");
+    assert!(again.contains(" 1.0000 |"), "a bit per byte: {again}");
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn benchmarks_are_scored() {
     assert_eq!(result[2]["acc"]["mean"], 1.0, "{result}");
     assert!(result[2]["perplexity"]["mean"].as_f64().unwrap() < 1.5, "{result}");
     let table = house.says(&tasks);
-    assert!(table.contains("| 0-shot | WinoGrande | LAMBADA ppl | LAMBADA | average |"), "{table}");
+    assert!(table.starts_with("| 0-shot | WinoGrande | LAMBADA ppl | LAMBADA | average |"), "{table}");
     house.refuses(&["eval", "run", "--tasks", "hellaswg", "--data", "data"], "did you mean \"hellaswag\"?");
     house.refuses(&["eval", "run", "--tasks", "all,typo", "--data", "data"], "unknown benchmark \"typo\"");
     house.refuses(&["eval", "run", "--tasks", "piqa", "--data", "data"], "piqa.jsonl");

@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use falcon_lm::config::{Layer, RunConfig, RunConfigError};
 use falcon_lm::data::{CacheError, SourceError, TokenizerError};
 use falcon_lm::evaluate::BenchmarkError;
-use falcon_lm::report::{RunRecord, page};
+use falcon_lm::report::{RunRecord, aligned, page};
 use falcon_lm::reproduce::{RESULTS_FILE, RecordError, Results, Row, RowError, Scale};
 use falcon_lm::train::{Outcome, Watch};
 use falcon_nn::write_file;
@@ -278,7 +278,7 @@ fn finish<T, R: Results>(
         if !args.json {
             let made = record.files().into_iter().map(|(name, _)| name).chain(["report.html", RESULTS_FILE]);
             let made = made.collect::<Vec<_>>().join(", ");
-            printed(writeln!(io::stdout(), "\n{}: {made}", output.display()))?;
+            printed(writeln!(io::stdout(), "\nEverything is in {}: {made}", output.display()))?;
         }
     }
     done.failed.map_or(Ok(done.outcome), Err)
@@ -318,7 +318,7 @@ fn machine() -> String {
 fn print<R: Results>(args: &RowsArgs, record: &R) -> Result<(), ReproduceError> {
     let text = match args.json {
         true => serde_json::to_string(record).map_err(io::Error::from)? + "\n",
-        false => record.table(),
+        false => aligned(&record.summary()),
     };
     Ok(printed(io::stdout().write_all(text.as_bytes()))?)
 }
