@@ -420,7 +420,8 @@ fn ends_of_the_ranges() {
         let rule = Rule { eps: 0.0, ..rule };
         let mut case = Case::new(&Spec { continued: true, ..Spec::new(rule, 12, 8) });
         let width = case.sizes.key_heads * case.sizes.dim_k;
-        case.k[3 * width..6 * width].fill(0.0);
+        // As many as a window has pairs.
+        case.k[3 * width..7 * width].fill(0.0);
         // Too small for its square to be divided by.
         case.k[8 * width..9 * width].fill(1e-160);
         for (i, gain) in case.gain.iter_mut().enumerate() {
@@ -433,6 +434,44 @@ fn ends_of_the_ranges() {
         }
         for form in [Form::Masked, Form::Chunked { chunk: 5 }] {
             assert_close(&format!("{name} {form:?}"), &case.run(form).all(), &expected, TOLERANCE);
+        }
+        // The token at which all pairs of the window have a zero key.
+        let at = if rule.align == Align::Next { 7 } else { 6 };
+        for form in [Form::Recurrent, Form::Masked, Form::CHUNKED] {
+            let before = case.take(&(0..at).collect::<Vec<_>>(), vec![0, at]).forward(form).state;
+            let one = Case { state: before.clone(), ..case.take(&[at], vec![0, 1]) };
+            let carry = falcon_kernels::coefficients(&rule, &one.inputs(), &before).unwrap().gamma;
+            let (gains, size) = (one.sizes.gain_width(&rule), before.memory.len() / one.sizes.heads);
+            let columns = rule.state_columns(one.sizes.dim_v);
+            let kept = |i: usize| carry[i / size * gains + i % columns % gains] * before.memory[i];
+            let expected: Vec<f64> = (0..before.memory.len()).map(kept).collect();
+            assert_eq!(one.forward(form).state.memory, expected, "{name} {form:?}: a zero key writes nothing");
+        }
+    }
+}
+
+/// What comes later leaves what came before alone, also where it is not finite.
+#[test]
+fn infinities_do_not_leak_into_the_past() {
+    falcon_kernels::poison_scratch();
+    let windows = [Rule { window: 7, ..Rule::FALCON_3 }, Rule { window: 20, ..Rule::FALCON_3A }];
+    let rules = Rule::ALL.iter().map(|(_, rule)| *rule).chain(windows);
+    for rule in rules.flat_map(|rule| [Read::After, Read::Before].map(|read| Rule { read, ..rule })) {
+        let case = Case::new(&Spec { heads: 1, key_heads: 1, continued: true, ..Spec::new(rule, 90, 12) });
+        let (dim_k, dim_v) = (case.sizes.dim_k, case.sizes.dim_v);
+        for form in [Form::Recurrent, Form::Masked, Form::Chunked { chunk: 40 }, Form::CHUNKED] {
+            let expected = case.forward(form).out;
+            assert!(expected.iter().all(|x| x.is_finite()));
+            for (at, bad) in [(1, f64::INFINITY), (30, f64::NAN), (63, f64::NEG_INFINITY), (70, f64::INFINITY)] {
+                let [mut value, mut key, mut query] = [case.clone(), case.clone(), case.clone()];
+                value.v[at * dim_v + 1] = bad;
+                key.k[at * dim_k + 1] = bad;
+                query.q[at * dim_k + 1] = bad;
+                for (tensor, other) in [("v", value), ("k", key), ("q", query)] {
+                    let found = other.forward(form).out;
+                    assert_eq!(found[..at * dim_v], expected[..at * dim_v], "{rule:?} {form:?}: {tensor} at {at}");
+                }
+            }
         }
     }
 }
