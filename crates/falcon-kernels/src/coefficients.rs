@@ -77,9 +77,8 @@ impl<F: Real> Coefficients<F> {
                 Decay::Ridge => self.decay[step],
                 Decay::ScaledRidge { .. } => self.decay[step] * self.energy[step],
             };
-            // As good as infinite, but finite: E + λ + ε must not overflow, or the carry would be ∞/∞.
             self.lambda[step] = lambda.min(huge());
-            self.denominator[step] = self.energy[step] + self.lambda[step] + F::of(rule.eps);
+            self.denominator[step] = self.energy[step] + self.lambda[step] + epsilon(rule);
             self.step_sizes(rule, segment, step);
             let here = row(step, width);
             let (eta, gamma) = (&self.eta[here.clone()], &segment.gamma[here.clone()]);
@@ -119,7 +118,7 @@ impl<F: Real> Coefficients<F> {
             (Decay::Gate, _) => return gamma.copy_from_slice(&self.decay[here]),
             // 1 − βλ/(E + λ + ε) without the cancellation.
             (_, Gain::Beta) if !vanishes(denominator) => {
-                let rest = self.energy[step] + F::of(rule.eps);
+                let rest = self.energy[step] + epsilon(rule);
                 for (gamma, beta) in gamma.iter_mut().zip(&self.gain[here]) {
                     *gamma = (rest + (F::one() - *beta) * lambda) / denominator;
                 }
@@ -257,7 +256,7 @@ impl<F: Real> Coefficients<F> {
                 }
                 let (through, carried) = (dot(eta, grad_eta), -grad_lambda);
                 grad_energy = -(through - lambda * carried) / denominator;
-                grad_lambda = -(through + (self.energy[step] + F::of(rule.eps)) * carried) / denominator;
+                grad_lambda = -(through + (self.energy[step] + epsilon::<F>(rule)) * carried) / denominator;
                 for (i, grad_gain) in grad_gain[here].iter_mut().enumerate() {
                     *grad_gain = (grad_eta[i] - lambda * grad_gamma[i]) / denominator;
                 }
@@ -314,10 +313,16 @@ impl<F: Real> Coefficients<F> {
     }
 }
 
-/// Four of them can be added.
+/// As good as infinite, but four of them can be added: `E + λ + ε` must not overflow, or the carry would be `∞/∞`.
 #[inline(always)]
 fn huge<F: Real>() -> F {
     F::max_value() / F::of(4.0)
+}
+
+/// `ε` of the step size, also where it is beyond the range of the number.
+#[inline(always)]
+fn epsilon<F: Real>(rule: &Rule) -> F {
+    F::of(rule.eps).min(huge())
 }
 
 #[inline(always)]

@@ -115,7 +115,7 @@ pub struct Rule {
     pub gain: Gain,
     /// Where the carry comes from.
     pub decay: Decay,
-    /// `ε` of the step size.
+    /// `ε` of the step size. What the number type cannot hold counts as a quarter of its largest value.
     pub eps: f64,
     /// `ε_γ`: a ridge never takes the carry below this. `None` lets `γ = 1 − ηλ` fall where it falls.
     pub clamp: Option<f64>,
