@@ -126,24 +126,28 @@ pub enum Error {
         what: &'static str,
     },
     /// A tensor with more elements than can be counted, which only broadcast views can have.
-    #[error("{tokens} tokens of {heads} heads and width {dim} are more than an array can hold")]
+    #[error("{tokens} tokens of {heads} {what} and width {dim} are more than an array can hold")]
     TooLarge {
         /// Tokens.
         tokens: usize,
-        /// Heads.
+        /// Which heads.
+        what: &'static str,
+        /// How many of them.
         heads: usize,
         /// Width.
         dim: usize,
     },
     /// A state with more elements than can be counted.
     #[error(
-        "the state of {sequences} sequences of {heads} heads, dim_k {dim_k}, dim_v {dim_v} and window {window} is more than an array can hold"
+        "the state of {sequences} sequences of {heads} heads, {key_heads} key heads, dim_k {dim_k}, dim_v {dim_v} and window {window} is more than an array can hold"
     )]
     StateTooLarge {
         /// Sequences.
         sequences: usize,
-        /// Heads.
+        /// Value heads.
         heads: usize,
+        /// Query and key heads.
+        key_heads: usize,
         /// Width of a key.
         dim_k: usize,
         /// Width of a value.

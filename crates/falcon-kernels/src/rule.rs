@@ -230,7 +230,7 @@ impl Rule {
 
     /// Columns of the memory: those of the value, and one for the normaliser.
     pub fn state_columns(&self, dim_v: usize) -> usize {
-        dim_v + usize::from(self.normaliser.is_some())
+        dim_v.saturating_add(usize::from(self.normaliser.is_some()))
     }
 
     /// Pairs before a segment that its window can still see.

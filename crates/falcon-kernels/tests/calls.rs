@@ -1,7 +1,7 @@
 //! What a call refuses, and what it does at its edges.
 
 use falcon_kernels::rule::Normaliser;
-use falcon_kernels::{Decoder, Error, Form, Inputs, Rule, State, View, backward, forward, record};
+use falcon_kernels::{Decoder, Error, Form, Inputs, Rule, State, View, backward, coefficients, forward, record};
 use falcon_testkit::{Case, Spec, max_error};
 
 fn said<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
@@ -60,12 +60,24 @@ fn sizes_that_overflow_are_refused() {
     let v = View::strided(&two, [tokens, 2, 1], [0, 1]).unwrap();
     let inputs = Inputs { q: key, k: key, v, gain: None, decay: None, offsets: &[0, tokens] };
     let error = said(inputs.fresh_state(&Rule::LINEAR_ATTENTION));
+    assert!(error.ends_with("tokens of 2 heads and width 1 are more than an array can hold"), "{error}");
+    // Numbers that can be counted, but not their bytes.
+    let tokens = 1 << 61;
+    let key = View::strided(&one, [tokens, 1, 1], [0, 0]).unwrap();
+    let inputs = Inputs { q: key, k: key, v: key, gain: None, decay: None, offsets: &[0, tokens] };
+    let none = Inputs { q: View::new(&[], [0, 1, 1]).unwrap(), ..inputs };
+    let none = Inputs { k: none.q, v: none.q, offsets: &[0, 0], ..none };
+    let state = none.fresh_state(&Rule::LINEAR_ATTENTION).unwrap();
+    let error = said(coefficients(&Rule::LINEAR_ATTENTION, &inputs, &state));
     assert!(error.contains("more than an array can hold"), "{error}");
     // A state is there without a token, too.
     let none = View::<f64>::new(&[], [0, 1, 2]).unwrap();
     let wide = View::new(&[], [0, 1, 1 << 62]).unwrap();
     let inputs = Inputs { q: none, k: none, v: wide, gain: None, decay: None, offsets: &[0, 0] };
     let error = said(inputs.fresh_state(&Rule::LINEAR_ATTENTION));
+    assert!(error.starts_with("the state of 1 sequences"), "{error}");
+    let wide = View::new(&[], [0, 1, usize::MAX]).unwrap();
+    let error = said(Inputs { v: wide, ..inputs }.fresh_state(&Rule::NORMALISED_LINEAR_ATTENTION));
     assert!(error.starts_with("the state of 1 sequences"), "{error}");
 }
 
