@@ -259,6 +259,15 @@ mod tests {
         }
     }
 
+    /// With a window of one, Falcon-3 and 3A are Falcon-1 and 1A, but for the gradient that their presets leave out.
+    #[test]
+    fn a_window_of_one_is_no_window() {
+        for (windowed, plain) in [(Rule::FALCON_3, Rule::FALCON_1), (Rule::FALCON_3A, Rule::FALCON_1A)] {
+            let decay = Decay::ScaledRidge { detach: true };
+            assert_eq!(Rule { window: 1, ..windowed }, Rule { decay, ..plain });
+        }
+    }
+
     #[test]
     fn impossible_rules_say_why() {
         let said = |rule: Rule| rule.validate().unwrap_err().to_string();
