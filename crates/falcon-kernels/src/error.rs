@@ -9,12 +9,14 @@ pub enum RuleError {
     #[error("the window must hold at least 1 pair, got 0")]
     EmptyWindow,
     /// A window nobody can mean: every state would hold that many pairs.
-    #[error("a window of {window} pairs is too long, at most {most}")]
+    #[error("a window of {window} pairs is too long, at most {most}{}", curvature(*.curved))]
     WindowTooLong {
         /// The window asked for.
         window: usize,
         /// The longest allowed.
         most: usize,
+        /// Whether it is limited because the rule asks for its curvature.
+        curved: bool,
     },
     /// No kernel does both.
     #[error("per-column gains need window 1, got {window}")]
@@ -156,7 +158,9 @@ pub enum Error {
         window: usize,
     },
     /// A chunk whose working memory would not be sensible.
-    #[error("a chunk of {chunk} tokens with window {window} is too long: together at most {most}")]
+    #[error(
+        "a chunk of {chunk} tokens with window {window} is too long: together at most {most}; use shorter chunks or the recurrent form"
+    )]
     ChunkTooLong {
         /// Tokens a chunk.
         chunk: usize,
@@ -203,13 +207,15 @@ pub enum Error {
     },
     /// The masked form would need more memory than is sensible.
     #[error(
-        "a sequence of {tokens} tokens with window {window} is too long for the masked form: use chunked or recurrent"
+        "a sequence of {tokens} tokens with window {window} is too long for the masked form, at most {most} tokens: use chunked or recurrent"
     )]
     MaskedTooLong {
         /// Tokens of the longest sequence.
         tokens: usize,
         /// The rule's window.
         window: usize,
+        /// The longest it takes with that window.
+        most: usize,
     },
     /// A tape goes with the inputs it recorded.
     #[error(
@@ -237,7 +243,7 @@ pub enum Error {
         /// Pairs in its tail.
         tail: usize,
     },
-    /// The same of the gradient of the outgoing state.
+    /// What is wrong with the gradient of the outgoing state.
     #[error("grad_state: {0}")]
     GradState(Box<Error>),
     /// A state made for another rule or other sizes.
@@ -256,10 +262,14 @@ fn range(low: f64, high: f64) -> String {
     if high == f64::INFINITY { format!("finite and at least {low}") } else { format!("in [{low}, {high}]") }
 }
 
+fn curvature(curved: bool) -> &'static str {
+    if curved { ": the curvature of a window costs its cube at every step" } else { "" }
+}
+
 fn strided(strides: &Option<[usize; 2]>) -> String {
     strides.map_or(String::new(), |strides| format!(" and strides {strides:?}"))
 }
 
-fn counted(needed: &Option<usize>) -> String {
+pub(crate) fn counted(needed: &Option<usize>) -> String {
     needed.map_or("more than can be counted".into(), |needed| needed.to_string())
 }

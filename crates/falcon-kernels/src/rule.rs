@@ -199,7 +199,7 @@ impl Rule {
         let curved = self.erases() && self.uses_energy();
         let most = if curved { Self::MAX_CURVED_WINDOW } else { Self::MAX_WINDOW };
         if window > most {
-            return Err(RuleError::WindowTooLong { window, most });
+            return Err(RuleError::WindowTooLong { window, most, curved });
         }
         if columns == Columns::Each && window > 1 {
             return Err(RuleError::ColumnsWithWindow { window });
@@ -218,7 +218,7 @@ impl Rule {
         }
         constant("eps", self.eps, f64::INFINITY)?;
         if let Some(clamp) = self.clamp {
-            constant("eps_gamma", clamp, 1.0)?;
+            constant("clamp (eps_gamma)", clamp, 1.0)?;
         }
         Ok(())
     }
@@ -272,14 +272,17 @@ mod tests {
     fn impossible_rules_say_why() {
         let said = |rule: Rule| rule.validate().unwrap_err().to_string();
         assert_eq!(said(Rule { window: 0, ..Rule::FALCON_3 }), "the window must hold at least 1 pair, got 0");
-        assert!(said(Rule { window: usize::MAX, ..Rule::FALCON_3A }).contains("at most 1048576"));
-        assert!(said(Rule { window: 1025, ..Rule::FALCON_3 }).contains("at most 1024"));
+        assert!(said(Rule { window: usize::MAX, ..Rule::FALCON_3A }).ends_with("too long, at most 1048576"));
+        assert!(
+            said(Rule { window: 1025, ..Rule::FALCON_3 })
+                .ends_with("too long, at most 1024: the curvature of a window costs its cube at every step")
+        );
         assert_eq!(said(Rule { window: 4, ..Rule::FALCON_2 }), "per-column gains need window 1, got 4");
         assert!(said(Rule { gain: Gain::Unit, ..Rule::FALCON_2 }).contains("per-column"));
         let normaliser = Some(Normaliser { eps: 1e-6 });
         assert!(said(Rule { normaliser, ..Rule::FALCON_1 }).contains("inner-product"));
         assert!(said(Rule { normaliser, ..Rule::FALCON_2A }).contains("one gain"));
         assert!(said(Rule { eps: f64::NAN, ..Rule::FALCON_1 }).contains("NaN"));
-        assert!(said(Rule { clamp: Some(1.0), ..Rule::FALCON_1 }).contains("eps_gamma"));
+        assert!(said(Rule { clamp: Some(1.0), ..Rule::FALCON_1 }).starts_with("clamp (eps_gamma) must be in"));
     }
 }

@@ -87,7 +87,7 @@ impl<F: Real> Inputs<'_, F> {
             None => Ok(tokens),
             Some(index) => {
                 let (tensor, value, allowed) = ("dt", dt[index].wide(), "finite and at least 0");
-                Err(SolverError::Range { tensor, index, value, allowed })
+                Err(SolverError::Range { tensor, index: Some(index), value, allowed })
             }
         }
     }
