@@ -41,9 +41,11 @@ pub struct Decoder<F> {
 }
 
 impl<F: Real> Decoder<F> {
-    /// Streams that go on from `state`: a fresh one, or what [`crate::forward`] left after the prompts.
+    /// Streams that go on from `state`: a fresh one, or what [`crate::forward`] left after the prompts. A state of another rule
+    /// is refused.
     pub fn new(rule: &Rule, state: State<F>) -> Result<Self, Error> {
         rule.validate()?;
+        state.check(rule, &state.sizes())?;
         let (segment, coefficients) = (Segment::new(rule, 0, 0), Coefficients::default());
         Ok(Self { rule: *rule, state, ahead: Vec::new(), segment, coefficients, scratch: Vec::new() })
     }

@@ -149,6 +149,12 @@ impl<F: Real> State<F> {
         Ok(())
     }
 
+    /// The sizes it was made for, without a token.
+    pub(crate) fn sizes(&self) -> Sizes {
+        let Shape { sequences, heads, key_heads, dim_k, dim_v, .. } = self.shape;
+        Sizes { tokens: 0, sequences, heads, key_heads, dim_k, dim_v }
+    }
+
     /// Shapes of memory, last key, tail keys and tail values.
     pub fn shapes(&self) -> [Vec<usize>; 4] {
         let Shape { sequences, heads, key_heads, dim_k, dim_v, columns, tail } = self.shape;

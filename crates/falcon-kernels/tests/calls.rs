@@ -48,7 +48,9 @@ fn bad_calls_say_what_is_wrong_and_change_nothing() {
     let mut decoder = Decoder::new(&rule, state.clone()).unwrap();
     let steps = said(decoder.step(&inputs, &mut out));
     assert_eq!(steps, "a step takes 1 token of each sequence, got 5 of sequence 0");
-    assert!(Decoder::new(&Rule { window: 0, ..rule }, state).is_err());
+    assert!(Decoder::new(&Rule { window: 0, ..rule }, state.clone()).is_err());
+    let other = said(Decoder::new(&Rule { window: 9, ..rule }, state));
+    assert_eq!(other, "the state has tail capacity 3, the call needs 8");
 }
 
 /// A broadcast view can claim more tokens than there are bytes; nothing is computed for it.
