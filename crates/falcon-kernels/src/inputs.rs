@@ -64,7 +64,7 @@ impl Sizes {
 
 impl<F: Real> Inputs<'_, F> {
     /// The sizes, as the queries and values have them. [`Inputs::check`] makes sure that the rest agrees.
-    pub fn sizes(&self) -> Sizes {
+    fn sizes(&self) -> Sizes {
         let [tokens, key_heads, dim_k] = self.q.shape();
         let [_, heads, dim_v] = self.v.shape();
         Sizes { tokens, sequences: self.offsets.len().saturating_sub(1), heads, key_heads, dim_k, dim_v }

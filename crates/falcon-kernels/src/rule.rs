@@ -239,7 +239,7 @@ impl Rule {
     }
 
     /// Whether `η` or `λ` depends on the energy of the keys.
-    pub(crate) fn uses_energy(&self) -> bool {
+    pub fn uses_energy(&self) -> bool {
         self.gain == Gain::Beta || matches!(self.decay, Decay::ScaledRidge { .. })
     }
 }

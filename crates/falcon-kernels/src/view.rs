@@ -57,7 +57,7 @@ impl<'a, F: Real> View<'a, F> {
     }
 
     /// The `dim` numbers of one token and head.
-    pub fn row(&self, token: usize, head: usize) -> &'a [F] {
+    pub(crate) fn row(&self, token: usize, head: usize) -> &'a [F] {
         let start = token * self.strides[0] + head * self.strides[1];
         &self.data[start..start + self.shape[2]]
     }

@@ -58,16 +58,9 @@ fn place(index: Option<usize>) -> String {
 
 #[cfg(test)]
 mod testing {
-    /// Numbers that look random and are the same on every machine.
+    /// Numbers from −1 to 1.
     pub fn numbers(seed: u64, count: usize) -> Vec<f64> {
-        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-        };
-        (0..count).map(|_| next()).collect()
+        falcon_testkit::Random::new(seed).uniforms(count, -1.0, 1.0)
     }
 
     pub fn dot(a: &[f64], b: &[f64]) -> f64 {

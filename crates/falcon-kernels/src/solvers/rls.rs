@@ -60,7 +60,7 @@ pub struct Grads<F> {
 
 impl<F: Real> Inputs<'_, F> {
     /// Checks that the slices fit each other and that the ridge is positive; returns the number of tokens.
-    pub fn check(&self) -> Result<usize, SolverError> {
+    fn check(&self) -> Result<usize, SolverError> {
         let Self { q, x, v, lambda, memory, dim_k, dim_v } = *self;
         positive("dim_k", dim_k)?;
         positive("dim_v", dim_v)?;

@@ -73,7 +73,7 @@ pub struct Grads<F> {
 
 impl<F: Real> Inputs<'_, F> {
     /// Checks that the slices fit each other and that no step is negative; returns the number of tokens.
-    pub fn check(&self) -> Result<usize, SolverError> {
+    fn check(&self) -> Result<usize, SolverError> {
         let Self { x, a, b, c, dt, state, dim_in, dim_out, .. } = *self;
         let (tokens, channels) = (dt.len(), a.len());
         positive("channels", channels)?;
