@@ -114,8 +114,18 @@ fn a_tape_is_a_forward_pass_and_its_gradients() {
         let up = Some(&case.grad_state);
         let grads = tape.backward(&inputs, &case.grad_out, up).unwrap();
         let expected = backward(&rule, Form::Recurrent, &inputs, &case.state, &case.grad_out, up).unwrap();
-        for (found, expected) in [(&grads.k, &expected.k), (&grads.state.memory, &expected.state.memory)] {
-            assert!(max_error(found, expected) < 1e-10, "{name}");
+        for (tensor, found, expected) in [
+            ("q", &grads.q, &expected.q),
+            ("k", &grads.k, &expected.k),
+            ("v", &grads.v, &expected.v),
+            ("gain", &grads.gain, &expected.gain),
+            ("decay", &grads.decay, &expected.decay),
+            ("memory", &grads.state.memory, &expected.state.memory),
+            ("last key", &grads.state.last_key, &expected.state.last_key),
+            ("tail keys", &grads.state.tail_x, &expected.state.tail_x),
+            ("tail values", &grads.state.tail_v, &expected.state.tail_v),
+        ] {
+            assert!(max_error(found, expected) < 1e-10, "{name}: {tensor}");
         }
         let other = Inputs { offsets: &[0, 71, 73, 73], ..inputs };
         let error = said(tape.backward(&other, &case.grad_out, up));
