@@ -131,8 +131,8 @@ impl<F: Real> Vectorised for Step<'_, F> {
     }
 }
 
-/// One step of one head, as above; returns what was read. The first `known` of `predictions` are. `next` is the key of the pair that the
-/// next step brings, if that is known already.
+/// One step of one head, as above; returns what was read. The first `known` of `predictions` were made by the step before. `next` is the
+/// key of the pair that the next step brings, if that is known already.
 #[inline(always)]
 fn step<'s, F: Real, const FUSED: bool>(
     segment: &Segment<F>,

@@ -162,7 +162,7 @@ pub enum Error {
         "a chunk of {chunk} tokens with window {window} is too long: together at most {most}; use shorter chunks or the recurrent form"
     )]
     ChunkTooLong {
-        /// Tokens a chunk.
+        /// Tokens per chunk.
         chunk: usize,
         /// The rule's window.
         window: usize,

@@ -16,7 +16,7 @@ pub enum Form {
     Masked,
     /// Chunks of this many tokens, matrix products inside them: what training runs.
     Chunked {
-        /// Tokens a chunk, at least 1. The last one may be shorter; rules with per-column gains take at most 32 at once,
+        /// Tokens per chunk, at least 1. The last one may be shorter; rules with per-column gains take at most 32 at once,
         /// see [`Form::stretch`].
         chunk: usize,
     },

@@ -48,7 +48,7 @@ impl Sizes {
         self.heads / self.key_heads
     }
 
-    /// Gains a token and head.
+    /// Gains per token and head.
     pub fn gain_width(&self, rule: &Rule) -> usize {
         match rule.columns {
             Columns::Shared => 1,
@@ -56,7 +56,7 @@ impl Sizes {
         }
     }
 
-    /// Ridges or gates a token and head: a ridge is shared by the columns, a gate is not.
+    /// Ridges or gates per token and head: a ridge is shared by the columns, a gate is not.
     pub fn decay_width(&self, rule: &Rule) -> usize {
         if rule.decay == Decay::Gate { self.gain_width(rule) } else { 1 }
     }

@@ -153,7 +153,7 @@ impl Rule {
     /// Linear attention divided by the total weight.
     pub const NORMALISED_LINEAR_ATTENTION: Rule =
         Rule { normaliser: Some(Normaliser { eps: 1e-6 }), ..Rule::LINEAR_ATTENTION };
-    /// `S ← γS + k vᵀ` with a fixed `γ` a head: RetNet, Lightning attention.
+    /// `S ← γS + k vᵀ` with a fixed `γ` per head: RetNet, Lightning attention.
     pub const RETNET: Rule = Rule { decay: Decay::Gate, ..Rule::LINEAR_ATTENTION };
     /// The state-space dual of Mamba-2, `S ← e^{ΔA} S + Δ B xᵀ`: key `B`, query `C`, value `x`, gain `Δ`,
     /// gate `e^{ΔA}`.

@@ -201,10 +201,10 @@ proptest! {
             to.tail_v.clone_from(&from.tail_v);
             to.tail_len.clone_from(&from.tail_len);
             to.started.clone_from(&from.started);
-            // The gradient of a shared key is the sum over its copies: give it to the first copy.
             to.last_key = repeat(&from.last_key);
             to.tail_x = repeat(&from.tail_x);
         }
+        // The gradient of a shared key is the sum over its copies: give it to the first copy.
         for data in [&mut repeated.grad_state.last_key, &mut repeated.grad_state.tail_x] {
             for (i, row) in data.chunks_mut(width).enumerate() {
                 if i % group != 0 { row.fill(0.0) }
