@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::call::{check, check_out, heads, heads_a_task};
+use crate::call::{check, check_out, heads, heads_per_task};
 use crate::coefficients::{Coefficients, Purpose};
 use crate::error::Error;
 use crate::form::Form;
@@ -199,7 +199,7 @@ pub(crate) fn backward_of<F: Real>(
         })
         .collect();
     // The heads of a group share the gradients of their key, so a group is never divided.
-    let share = heads_a_task(sizes.sequences, sizes.key_heads);
+    let share = heads_per_task(sizes.sequences, sizes.key_heads);
     runs.chunks_mut(sizes.key_heads)
         .flat_map(|sequence| sequence.chunks_mut(share))
         .collect::<Vec<_>>()
