@@ -147,37 +147,37 @@ pub fn lower_matmul<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound:
         let used = bound(rows.end - 1).min(a.cols);
         // The rows of `b` that only some rows of `a` may see. The others multiply them by 0, and 0 · ∞ is not 0.
         let partly = bound(rows.start).min(used)..used;
-        let finite = b.rows(partly.clone()).is_finite();
-        let cleared = if finite { Vec::new() } else { without_infinities(b.rows(0..used), partly.clone()) };
-        let factor = if finite { b.rows(0..used) } else { Mat::new(&cleared, b.cols) };
-        let block = MatMut::new(dst, b.cols).block(rows.clone(), 0..b.cols);
-        matmul(block, F::one(), a.rows(rows.clone()).cols(0..used), factor);
-        if !finite {
-            add_infinities(dst, a, b, rows, partly, &bound);
+        if b.rows(partly.clone()).is_finite() {
+            let block = MatMut::new(dst, b.cols).block(rows.clone(), 0..b.cols);
+            matmul(block, F::one(), a.rows(rows).cols(0..used), b.rows(0..used));
+        } else {
+            lower_matmul_careful(dst, a, b, rows, partly, &bound);
         }
     }
 }
 
-/// `b` with 0 for what is not finite in these of its rows.
+/// [`lower_matmul`] of these rows of `a`, where a number of `b` is not finite that only some of them may see: it is left out of the product,
+/// which keeps the bits of the others, and added where it is seen. `partly` are the rows of `b` that only some see.
 #[cold]
-fn without_infinities<F: Real>(b: Mat<'_, F>, rows: Range<usize>) -> Vec<F> {
-    let kept = |r: usize, x: F| if rows.contains(&r) && !x.is_finite() { F::zero() } else { x };
-    (0..b.rows).flat_map(|r| (0..b.cols).map(move |c| (r, c))).map(|(r, c)| kept(r, b.at(r, c))).collect()
-}
-
-/// What [`without_infinities`] left out of [`lower_matmul`], for the rows of `a` that see it.
-#[cold]
-fn add_infinities<F: Real>(
+#[inline(never)]
+fn lower_matmul_careful<F: Real>(
     dst: &mut [F],
     a: Mat<'_, F>,
     b: Mat<'_, F>,
     rows: Range<usize>,
     partly: Range<usize>,
-    bound: impl Fn(usize) -> usize,
+    bound: &dyn Fn(usize) -> usize,
 ) {
+    let hidden = |r: usize, c: usize| partly.contains(&r) && !b.at(r, c).is_finite();
+    let finite: Vec<F> = (0..partly.end)
+        .flat_map(|r| (0..b.cols).map(move |c| (r, c)))
+        .map(|(r, c)| if hidden(r, c) { F::zero() } else { b.at(r, c) })
+        .collect();
+    let block = MatMut::new(dst, b.cols).block(rows.clone(), 0..b.cols);
+    matmul(block, F::one(), a.rows(rows.clone()).cols(0..partly.end), Mat::new(&finite, b.cols));
     for i in rows {
         for r in partly.start..bound(i).min(partly.end) {
-            for c in (0..b.cols).filter(|c| !b.at(r, *c).is_finite()) {
+            for c in (0..b.cols).filter(|c| hidden(r, *c)) {
                 dst[i * b.cols + c] += a.at(i, r) * b.at(r, c);
             }
         }
