@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::call::{check, check_out, heads, heads_a_task};
+use crate::call::{check, check_out, heads, heads_per_task};
 use crate::coefficients::{Coefficients, Purpose};
 use crate::error::Error;
 use crate::form::Form;
@@ -30,7 +30,7 @@ pub struct Grads<F> {
     pub v: Vec<F>,
     /// `[tokens, heads, 1 or dim_v]`; empty for unit gains.
     pub gain: Vec<F>,
-    /// `[tokens, heads, 1 or dim_v]`, token by token also where the input was one number a head; empty without
+    /// `[tokens, heads, 1 or dim_v]`, token by token also where the input was one number per head; empty without
     /// decay.
     pub decay: Vec<F>,
     /// Of the incoming state: memory, last key and tail.
@@ -63,6 +63,23 @@ fn check_grad_state<F: Real>(rule: &Rule, sizes: &Sizes, grad_state: Option<&Sta
 }
 
 /// [`crate::forward`], keeping what the backward pass needs: the incoming state, and the memory before each segment.
+///
+/// ```
+/// use falcon_kernels::{Form, Inputs, Rule, View, record};
+///
+/// let (q, k, v) = ([1.0, 2.0], [1.0, 0.5], [3.0, 4.0]);
+/// let view = |data| View::new(data, [2, 1, 1]);
+/// let inputs = Inputs { q: view(&q)?, k: view(&k)?, v: view(&v)?, gain: None, decay: None, offsets: &[0, 2] };
+/// let rule = Rule::LINEAR_ATTENTION;
+/// let (mut state, mut out) = (inputs.fresh_state(&rule)?, [0.0; 2]);
+/// let tape = record(&rule, Form::CHUNKED, &inputs, &mut state, &mut out)?;
+/// assert_eq!(out, [3.0, 10.0]);
+/// // The gradients of the sum of the outputs; nothing depends on the outgoing state.
+/// let grads = tape.backward(&inputs, &[1.0, 1.0], None)?;
+/// assert_eq!(grads.q, [3.0, 5.0]);
+/// assert_eq!(grads.v, [3.0, 1.0]);
+/// # Ok::<(), falcon_kernels::Error>(())
+/// ```
 pub fn record<F: Real>(
     rule: &Rule,
     form: Form,
@@ -182,7 +199,7 @@ pub(crate) fn backward_of<F: Real>(
         })
         .collect();
     // The heads of a group share the gradients of their key, so a group is never divided.
-    let share = heads_a_task(sizes.sequences, sizes.key_heads);
+    let share = heads_per_task(sizes.sequences, sizes.key_heads);
     runs.chunks_mut(sizes.key_heads)
         .flat_map(|sequence| sequence.chunks_mut(share))
         .collect::<Vec<_>>()
@@ -259,7 +276,7 @@ fn run<F: Real>(form: Form, grad_out: &[F], groups: &mut [KeyGrad<'_, F>]) {
                 grad.reset(&segment);
                 form.backward(&segment, memory, &upstream, head.memory, &mut grad, &mut scratch);
                 let (gain, decay) = (&mut grad_gain, &mut grad_decay);
-                dispatch(Gains {
+                dispatch(GainGrads {
                     coefficients: &mut coefficients,
                     rule,
                     segment: &segment,
@@ -285,7 +302,7 @@ fn run<F: Real>(form: Form, grad_out: &[F], groups: &mut [KeyGrad<'_, F>]) {
 }
 
 /// The gradients of a segment's gains and decays.
-struct Gains<'a, F> {
+struct GainGrads<'a, F> {
     coefficients: &'a mut Coefficients<F>,
     rule: &'a Rule,
     segment: &'a Segment<F>,
@@ -294,7 +311,7 @@ struct Gains<'a, F> {
     decay: &'a mut Vec<F>,
 }
 
-impl<F: Real> Vectorised for Gains<'_, F> {
+impl<F: Real> Vectorised for GainGrads<'_, F> {
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
         self.coefficients.backward(self.rule, self.segment, self.grad, self.gain, self.decay);

@@ -64,9 +64,9 @@ pub(crate) fn forward_checked<F: Real>(
             Run { head, memory, saved: saved.chunks_exact_mut(size), out }
         })
         .collect();
-    // Only heads of one sequence share a task; empty sequences have none.
-    let share = heads_a_task(sizes.sequences, sizes.heads * blocks);
-    runs.chunks_mut((sizes.heads * blocks).max(1))
+    // Only heads of one sequence share a task.
+    let share = heads_per_task(sizes.sequences, sizes.heads * blocks);
+    runs.chunks_mut(sizes.heads * blocks)
         .flat_map(|sequence| sequence.chunks_mut(share))
         .collect::<Vec<_>>()
         .into_par_iter()
@@ -126,11 +126,11 @@ fn columns_together<F: Real>(parts: &[F], memories: &mut [F], size: usize, colum
 
 /// How many heads of a sequence one task takes. Heads of a token lie side by side, so running them chunk by chunk together
 /// reads memory in order; but every thread wants work. Heads do not touch each other's numbers: this changes no result.
-pub(crate) fn heads_a_task(sequences: usize, heads: usize) -> usize {
+pub(crate) fn heads_per_task(sequences: usize, heads: usize) -> usize {
     let threads = rayon::current_num_threads();
     // Twice as many tasks as threads, so that one that is late does not hold up the others.
     let wanted = if threads == 1 { 1 } else { 2 * threads };
-    (sequences * heads).div_ceil(wanted).clamp(1, heads.max(1))
+    (sequences * heads).div_ceil(wanted).clamp(1, heads)
 }
 
 /// What the gains of a call came to; see [`coefficients`].

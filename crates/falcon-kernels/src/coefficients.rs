@@ -6,12 +6,14 @@
 //!   = λ_max(Σ x_j x_jᵀ) / B      regression, window > 1
 //! λ = ridge, or ridge · E        η = β / (E + λ + ε), or given
 //! γ = max(1 − ηλ, ε_γ), or given
-//! w = η / B                      e = w, or γ w (decayed regression), or 0 (inner product)
+//! w = η                          e = w, or γ w (decayed regression), or 0 (inner product)
 //! ```
+//!
+//! A segment's `write` is `w / B` and its `erase` `e / B`, `B` the pairs in the window.
 
 use crate::Real;
 use crate::eigen::{LANES, Lanes, top_eigenpairs};
-use crate::real::{add, axpy, dot, multiply, scale};
+use crate::real::{add, axpy, dot, dot_f64, multiply, scale};
 use crate::rule::{Decay, Gain, Objective, Rule};
 use crate::segment::{Segment, SegmentGrad};
 use crate::state::row;
@@ -40,6 +42,8 @@ pub(crate) struct Coefficients<F> {
     denominator: Vec<F>,
     /// Top eigenvector of each step's window, `[steps, window]`; only for windowed regression, for its gradient.
     top: Vec<f64>,
+    /// `‖x_r‖²` of every row, where the energy is a mean of them.
+    squares: Vec<f64>,
     /// `x_r · x_{r−m}` for `m < window`, `[rows, window]`; only for windowed regression.
     band: Vec<f64>,
     /// Gram matrices of [`LANES`] windows, and their eigenvectors.
@@ -77,9 +81,8 @@ impl<F: Real> Coefficients<F> {
                 Decay::Ridge => self.decay[step],
                 Decay::ScaledRidge { .. } => self.decay[step] * self.energy[step],
             };
-            // As good as infinite, but finite: E + λ + ε must not overflow, or the carry would be ∞/∞.
             self.lambda[step] = lambda.min(huge());
-            self.denominator[step] = self.energy[step] + self.lambda[step] + F::of(rule.eps);
+            self.denominator[step] = self.energy[step] + self.lambda[step] + epsilon(rule);
             self.step_sizes(rule, segment, step);
             let here = row(step, width);
             let (eta, gamma) = (&self.eta[here.clone()], &segment.gamma[here.clone()]);
@@ -119,7 +122,7 @@ impl<F: Real> Coefficients<F> {
             (Decay::Gate, _) => return gamma.copy_from_slice(&self.decay[here]),
             // 1 − βλ/(E + λ + ε) without the cancellation.
             (_, Gain::Beta) if !vanishes(denominator) => {
-                let rest = self.energy[step] + F::of(rule.eps);
+                let rest = self.energy[step] + epsilon(rule);
                 for (gamma, beta) in gamma.iter_mut().zip(&self.gain[here]) {
                     *gamma = (rest + (F::one() - *beta) * lambda) / denominator;
                 }
@@ -142,11 +145,13 @@ impl<F: Real> Coefficients<F> {
         if rule.window > 1 && rule.erases() {
             return self.curvatures(segment, gradient);
         }
+        self.squares.clear();
+        self.squares.extend((0..segment.rows()).map(|r| dot_f64(segment.x_row(r), segment.x_row(r))));
         for step in 0..segment.steps {
             let window = segment.window(step);
             let pairs = window.len();
             if pairs > 0 {
-                let sum: f64 = window.map(|j| dot_f64(segment.x_row(j), segment.x_row(j))).sum();
+                let sum: f64 = self.squares[window].iter().sum();
                 self.energy[step] = F::of(sum / pairs as f64).min(huge());
             }
         }
@@ -257,7 +262,7 @@ impl<F: Real> Coefficients<F> {
                 }
                 let (through, carried) = (dot(eta, grad_eta), -grad_lambda);
                 grad_energy = -(through - lambda * carried) / denominator;
-                grad_lambda = -(through + (self.energy[step] + F::of(rule.eps)) * carried) / denominator;
+                grad_lambda = -(through + (self.energy[step] + epsilon::<F>(rule)) * carried) / denominator;
                 for (i, grad_gain) in grad_gain[here].iter_mut().enumerate() {
                     *grad_gain = (grad_eta[i] - lambda * grad_gamma[i]) / denominator;
                 }
@@ -314,10 +319,16 @@ impl<F: Real> Coefficients<F> {
     }
 }
 
-/// Four of them can be added.
+/// As good as infinite, but four of them can be added: `E + λ + ε` must not overflow, or the carry would be `∞/∞`.
 #[inline(always)]
 fn huge<F: Real>() -> F {
     F::max_value() / F::of(4.0)
+}
+
+/// `ε` of the step size, also where it is beyond the range of the number.
+#[inline(always)]
+fn epsilon<F: Real>(rule: &Rule) -> F {
+    F::of(rule.eps).min(huge())
 }
 
 #[inline(always)]
@@ -328,22 +339,4 @@ fn vanishes<F: Real>(denominator: F) -> bool {
 fn fill<T: Copy>(buffer: &mut Vec<T>, len: usize, value: T) {
     buffer.clear();
     buffer.resize(len, value);
-}
-
-/// Energies span twenty orders of magnitude; in `f64` they cost nothing beside the scan.
-#[inline(always)]
-fn dot_f64<F: Real>(a: &[F], b: &[F]) -> f64 {
-    const LANES: usize = 8;
-    let mut lanes = [0.0; LANES];
-    let (a_blocks, a_rest) = a.as_chunks::<LANES>();
-    let (b_blocks, b_rest) = b.as_chunks::<LANES>();
-    for (x, y) in a_blocks.iter().zip(b_blocks) {
-        for lane in 0..LANES {
-            lanes[lane] += x[lane].wide() * y[lane].wide();
-        }
-    }
-    for (lane, (x, y)) in lanes.iter_mut().zip(a_rest.iter().zip(b_rest)) {
-        *lane += x.wide() * y.wide();
-    }
-    lanes.iter().sum()
 }

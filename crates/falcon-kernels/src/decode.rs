@@ -41,9 +41,11 @@ pub struct Decoder<F> {
 }
 
 impl<F: Real> Decoder<F> {
-    /// Streams that go on from `state`: a fresh one, or what [`crate::forward`] left after the prompts.
+    /// Streams that go on from `state`: a fresh one, or what [`crate::forward`] left after the prompts. A state of another rule
+    /// is refused.
     pub fn new(rule: &Rule, state: State<F>) -> Result<Self, Error> {
         rule.validate()?;
+        state.check(rule, &state.sizes())?;
         let (segment, coefficients) = (Segment::new(rule, 0, 0), Coefficients::default());
         Ok(Self { rule: *rule, state, ahead: Vec::new(), segment, coefficients, scratch: Vec::new() })
     }
@@ -129,8 +131,8 @@ impl<F: Real> Vectorised for Step<'_, F> {
     }
 }
 
-/// One step of one head, as above; returns what was read. The first `known` of `predictions` are. `next` is the key of the pair that the
-/// next step brings, if that is known already.
+/// One step of one head, as above; returns what was read. The first `known` of `predictions` were made by the step before. `next` is the
+/// key of the pair that the next step brings, if that is known already.
 #[inline(always)]
 fn step<'s, F: Real, const FUSED: bool>(
     segment: &Segment<F>,

@@ -33,6 +33,7 @@ pub(crate) fn top_eigenpairs(a: &mut [Lanes], n: usize, precision: f64, vectors:
         }
         sum
     };
+    let scale = normalise(a, n);
     let whole = square(&mut (0..n * n), a);
     for _ in 0..MAX_SWEEPS {
         let off = square(&mut (0..n).flat_map(|i| (0..i).map(move |j| i * n + j)), a);
@@ -57,6 +58,9 @@ pub(crate) fn top_eigenpairs(a: &mut [Lanes], n: usize, precision: f64, vectors:
             }
         }
     }
+    for lane in 0..LANES {
+        top[lane] *= scale[lane];
+    }
     if !vectors.is_empty() {
         // Column `best` of each goes to the front, that is into row 0, of which one entry is still needed.
         for lane in 0..LANES {
@@ -68,6 +72,29 @@ pub(crate) fn top_eigenpairs(a: &mut [Lanes], n: usize, precision: f64, vectors:
         }
     }
     top
+}
+
+/// Divides each matrix by the power of two in its largest diagonal entry, and returns those: no digit changes, and no square of an entry
+/// overflows, nor is lost where it matters.
+#[inline(always)]
+fn normalise(a: &mut [Lanes], n: usize) -> Lanes {
+    let mut scale = [0f64; LANES];
+    for i in 0..n {
+        for lane in 0..LANES {
+            scale[lane] = scale[lane].max(a[i * n + i][lane].abs());
+        }
+    }
+    for lane in 0..LANES {
+        // The exponent alone. What has none is left as it is: 0, and what is not finite or nearly 0.
+        let power = f64::from_bits(scale[lane].to_bits() & f64::INFINITY.to_bits());
+        scale[lane] = if power.is_normal() { power } else { 1.0 };
+    }
+    for entry in a {
+        for lane in 0..LANES {
+            entry[lane] /= scale[lane];
+        }
+    }
+    scale
 }
 
 /// One Jacobi rotation in the plane `(p, q)` that makes `a[p][q]` zero, in the lanes that are `open`.
@@ -117,7 +144,8 @@ fn turn(of: &mut [Lanes], x: usize, y: usize, c: &Lanes, s: &Lanes) {
 mod tests {
     use super::*;
 
-    /// The matrix in lane 3, others beside it: `A u = μ u`, `|u| = 1`, and no diagonal entry is larger.
+    /// The top pair of the matrix in lane 3, others beside it, with `A u = μ u` and `|u| = 1`. That there is no larger `μ` is for the
+    /// caller to say.
     fn check(a: &[f64], n: usize) -> (f64, Vec<f64>) {
         let mut lanes: Vec<Lanes> =
             a.iter().map(|x| [7.0 * x, 0.0, x + 1.0, *x, -x, 1e-9 * x, 2.0, 0.5]).collect();
@@ -130,7 +158,6 @@ mod tests {
         for i in 0..n {
             let product: f64 = (0..n).map(|j| a[i * n + j] * top[j]).sum();
             assert!((product - mu * top[i]).abs() <= 1e-13 * scale, "{a:?}");
-            assert!(mu >= a[i * n + i] - 1e-13 * scale, "{a:?}");
         }
         assert!((top.iter().map(|x| x * x).sum::<f64>() - 1.0).abs() < 1e-13);
         (mu, top)
@@ -139,15 +166,40 @@ mod tests {
     #[test]
     fn finds_the_top_pair() {
         assert_eq!(check(&[2.0, 1.0, 1.0, 2.0], 2).0, 3.0);
-        for (n, scale) in [(3, 1.0), (5, 1e-12), (8, 1e8), (17, 1.0)] {
-            // A Gram matrix of n vectors of width n + 1, from a small linear congruence.
-            let x: Vec<f64> = (0..n * (n + 1)).map(|i| ((i * 37 + 11) % 101) as f64 / 50.0 - 1.0).collect();
-            let width = n + 1;
-            let gram: Vec<f64> = (0..n * n)
-                .map(|ij| (0..width).map(|c| x[ij / n * width + c] * x[ij % n * width + c]).sum::<f64>() * scale)
-                .collect();
-            check(&gram, n);
+        // Keys of norm 1e±80 have entries of 1e±160, whose squares are beyond f64.
+        for scale in [1.0, 1e-12, 1e8, 1e-160, 1e160] {
+            for spectrum in
+                [&[3.0, 1.0, 0.5][..], &[0.0, 1.0, 0.0, 0.0, 0.999], &[0.1; 8], &[7.0, 1e-9, 6.9, 0.0, 2.0]]
+            {
+                let n = spectrum.len();
+                let (a, q) = with_spectrum(spectrum, scale);
+                let largest = (0..n).max_by(|i, j| spectrum[*i].total_cmp(&spectrum[*j])).unwrap();
+                let (mu, top) = check(&a, n);
+                let expected = scale * spectrum[largest];
+                assert!((mu - expected).abs() <= 1e-13 * expected, "{spectrum:?} times {scale:e}: {mu}");
+                if spectrum.iter().filter(|x| **x == spectrum[largest]).count() == 1 {
+                    let along: f64 = (0..n).map(|i| top[i] * q[i * n + largest]).sum();
+                    assert!((along.abs() - 1.0).abs() < 1e-12, "{spectrum:?} times {scale:e}: {along}");
+                }
+            }
         }
+    }
+
+    /// `scale · Q diag(spectrum) Qᵀ`, and `Q`, whose columns are the eigenvectors: a product of reflections.
+    fn with_spectrum(spectrum: &[f64], scale: f64) -> (Vec<f64>, Vec<f64>) {
+        let n = spectrum.len();
+        let mut q: Vec<f64> = (0..n * n).map(|ij| f64::from(u8::from(ij / n == ij % n))).collect();
+        for reflection in 0..3 {
+            let u: Vec<f64> =
+                (0..n).map(|i| ((i * 37 + reflection * 53 + 11) % 101) as f64 / 50.0 - 1.0).collect();
+            let square: f64 = u.iter().map(|u| u * u).sum();
+            for line in q.chunks_exact_mut(n) {
+                let along: f64 = line.iter().zip(&u).map(|(q, u)| q * u).sum();
+                line.iter_mut().zip(&u).for_each(|(q, u)| *q -= 2.0 * along / square * u);
+            }
+        }
+        let entry = |i: usize, j: usize| (0..n).map(|l| q[i * n + l] * spectrum[l] * q[j * n + l]).sum::<f64>();
+        ((0..n * n).map(|ij| scale * entry(ij / n, ij % n)).collect(), q)
     }
 
     #[test]

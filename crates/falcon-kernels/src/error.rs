@@ -9,12 +9,14 @@ pub enum RuleError {
     #[error("the window must hold at least 1 pair, got 0")]
     EmptyWindow,
     /// A window nobody can mean: every state would hold that many pairs.
-    #[error("a window of {window} pairs is too long, at most {most}")]
+    #[error("a window of {window} pairs is too long, at most {most}{}", curvature(*.curved))]
     WindowTooLong {
         /// The window asked for.
         window: usize,
         /// The longest allowed.
         most: usize,
+        /// Whether it is limited because the rule asks for its curvature.
+        curved: bool,
     },
     /// No kernel does both.
     #[error("per-column gains need window 1, got {window}")]
@@ -126,24 +128,28 @@ pub enum Error {
         what: &'static str,
     },
     /// A tensor with more elements than can be counted, which only broadcast views can have.
-    #[error("{tokens} tokens of {heads} heads and width {dim} are more than an array can hold")]
+    #[error("{tokens} tokens of {heads} {what} and width {dim} are more than an array can hold")]
     TooLarge {
         /// Tokens.
         tokens: usize,
-        /// Heads.
+        /// Which heads.
+        what: &'static str,
+        /// How many of them.
         heads: usize,
         /// Width.
         dim: usize,
     },
     /// A state with more elements than can be counted.
     #[error(
-        "the state of {sequences} sequences of {heads} heads, dim_k {dim_k}, dim_v {dim_v} and window {window} is more than an array can hold"
+        "the state of {sequences} sequences of {heads} heads, {key_heads} key heads, dim_k {dim_k}, dim_v {dim_v} and window {window} is more than an array can hold"
     )]
     StateTooLarge {
         /// Sequences.
         sequences: usize,
-        /// Heads.
+        /// Value heads.
         heads: usize,
+        /// Query and key heads.
+        key_heads: usize,
         /// Width of a key.
         dim_k: usize,
         /// Width of a value.
@@ -152,9 +158,11 @@ pub enum Error {
         window: usize,
     },
     /// A chunk whose working memory would not be sensible.
-    #[error("a chunk of {chunk} tokens with window {window} is too long: together at most {most}")]
+    #[error(
+        "a chunk of {chunk} tokens with window {window} is too long: together at most {most}; use shorter chunks or the recurrent form"
+    )]
     ChunkTooLong {
-        /// Tokens a chunk.
+        /// Tokens per chunk.
         chunk: usize,
         /// The rule's window.
         window: usize,
@@ -199,13 +207,15 @@ pub enum Error {
     },
     /// The masked form would need more memory than is sensible.
     #[error(
-        "a sequence of {tokens} tokens with window {window} is too long for the masked form: use chunked or recurrent"
+        "a sequence of {tokens} tokens with window {window} is too long for the masked form, at most {most} tokens: use chunked or recurrent"
     )]
     MaskedTooLong {
         /// Tokens of the longest sequence.
         tokens: usize,
         /// The rule's window.
         window: usize,
+        /// The longest it takes with that window.
+        most: usize,
     },
     /// A tape goes with the inputs it recorded.
     #[error(
@@ -233,7 +243,7 @@ pub enum Error {
         /// Pairs in its tail.
         tail: usize,
     },
-    /// The same of the gradient of the outgoing state.
+    /// What is wrong with the gradient of the outgoing state.
     #[error("grad_state: {0}")]
     GradState(Box<Error>),
     /// A state made for another rule or other sizes.
@@ -252,10 +262,14 @@ fn range(low: f64, high: f64) -> String {
     if high == f64::INFINITY { format!("finite and at least {low}") } else { format!("in [{low}, {high}]") }
 }
 
+fn curvature(curved: bool) -> &'static str {
+    if curved { ": the curvature of a window costs its cube at every step" } else { "" }
+}
+
 fn strided(strides: &Option<[usize; 2]>) -> String {
     strides.map_or(String::new(), |strides| format!(" and strides {strides:?}"))
 }
 
-fn counted(needed: &Option<usize>) -> String {
+pub(crate) fn counted(needed: &Option<usize>) -> String {
     needed.map_or("more than can be counted".into(), |needed| needed.to_string())
 }

@@ -16,7 +16,7 @@ pub enum Form {
     Masked,
     /// Chunks of this many tokens, matrix products inside them: what training runs.
     Chunked {
-        /// Tokens a chunk, at least 1. The last one may be shorter; rules with per-column gains take at most 32 at once,
+        /// Tokens per chunk, at least 1. The last one may be shorter; rules with per-column gains take at most 32 at once,
         /// see [`Form::stretch`].
         chunk: usize,
     },
@@ -29,8 +29,9 @@ impl Form {
     /// Numbers the masked form may hold at once for one head.
     const MASKED_LIMIT: usize = 1 << 28;
 
-    /// Rows of a chunk and its window. Scratch memory grows with their square.
-    const CHUNK_LIMIT: usize = 1 << 14;
+    /// The most that the tokens of a chunk and the window of the rule may come to together: scratch memory grows with their
+    /// square.
+    pub const MAX_CHUNK_AND_WINDOW: usize = 1 << 14;
 
     /// Steps between two memories that the backward pass of the recurrent form starts from.
     const RECURRENT_STRETCH: usize = 64;
@@ -42,18 +43,19 @@ impl Form {
             Form::Chunked { chunk: 0 } => Err(Error::Zero { what: "the chunk size" }),
             Form::Chunked { chunk } => {
                 let together = self.stretch(rule).unwrap_or(chunk).min(longest);
-                if together.saturating_add(rule.window) <= Self::CHUNK_LIMIT {
+                let most = Self::MAX_CHUNK_AND_WINDOW;
+                if together.saturating_add(rule.window) <= most {
                     Ok(())
                 } else {
-                    Err(Error::ChunkTooLong { chunk, window: rule.window, most: Self::CHUNK_LIMIT })
+                    Err(Error::ChunkTooLong { chunk, window: rule.window, most })
                 }
             }
             Form::Masked => {
-                let side = longest.saturating_mul(rule.window);
-                if side.saturating_mul(side) <= Self::MASKED_LIMIT {
+                let most = Self::MASKED_LIMIT.isqrt() / rule.window;
+                if longest <= most {
                     Ok(())
                 } else {
-                    Err(Error::MaskedTooLong { tokens: longest, window: rule.window })
+                    Err(Error::MaskedTooLong { tokens: longest, window: rule.window, most })
                 }
             }
         }

@@ -120,7 +120,7 @@ impl<F: Real> Head<'_, F> {
         purpose: Purpose,
     ) {
         self.gather(steps, segment, coefficients);
-        dispatch(Gains { coefficients, rule: self.rule, segment, purpose });
+        dispatch(WorkOut { coefficients, rule: self.rule, segment, purpose });
     }
 
     /// Packs the steps `steps` of this sequence, with their gains as given.
@@ -226,15 +226,15 @@ pub(crate) fn advance<F: Real>(rule: &Rule, inputs: &Inputs<'_, F>, sizes: &Size
     }
 }
 
-/// The coefficients of a packed segment.
-struct Gains<'a, F> {
+/// Works out the coefficients of a packed segment.
+struct WorkOut<'a, F> {
     coefficients: &'a mut Coefficients<F>,
     rule: &'a Rule,
     segment: &'a mut Segment<F>,
     purpose: Purpose,
 }
 
-impl<F: Real> Vectorised for Gains<'_, F> {
+impl<F: Real> Vectorised for WorkOut<'_, F> {
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
         self.coefficients.forward(self.rule, self.segment, self.purpose);

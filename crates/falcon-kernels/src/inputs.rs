@@ -48,7 +48,7 @@ impl Sizes {
         self.heads / self.key_heads
     }
 
-    /// Gains a token and head.
+    /// Gains per token and head.
     pub fn gain_width(&self, rule: &Rule) -> usize {
         match rule.columns {
             Columns::Shared => 1,
@@ -56,7 +56,7 @@ impl Sizes {
         }
     }
 
-    /// Ridges or gates a token and head: a ridge is shared by the columns, a gate is not.
+    /// Ridges or gates per token and head: a ridge is shared by the columns, a gate is not.
     pub fn decay_width(&self, rule: &Rule) -> usize {
         if rule.decay == Decay::Gate { self.gain_width(rule) } else { 1 }
     }
@@ -64,7 +64,7 @@ impl Sizes {
 
 impl<F: Real> Inputs<'_, F> {
     /// The sizes, as the queries and values have them. [`Inputs::check`] makes sure that the rest agrees.
-    pub fn sizes(&self) -> Sizes {
+    fn sizes(&self) -> Sizes {
         let [tokens, key_heads, dim_k] = self.q.shape();
         let [_, heads, dim_v] = self.v.shape();
         Sizes { tokens, sequences: self.offsets.len().saturating_sub(1), heads, key_heads, dim_k, dim_v }
@@ -83,20 +83,19 @@ impl<F: Real> Inputs<'_, F> {
             }
         }
         // A broadcast view can claim any number of tokens; the arrays of a call cannot have them.
-        for (heads, dim) in [(heads, dim_v), (key_heads, dim_k)] {
-            if tokens.checked_mul(heads).and_then(|rows| rows.checked_mul(dim)).is_none() {
-                return Err(Error::TooLarge { tokens, heads, dim });
+        for (what, heads, dim) in [("heads", heads, dim_v), ("key heads", key_heads, dim_k)] {
+            if !fits::<F>(&[tokens, heads, dim]) {
+                return Err(Error::TooLarge { tokens, what, heads, dim });
             }
         }
         // Nor can the state, which is there with no token at all.
         let tail = rule.tail_capacity().max(1);
-        for (heads, width) in [(heads, dim_v), (key_heads, dim_k), (heads, rule.state_columns(dim_v))] {
-            let numbers =
-                [heads, dim_k.max(tail), width].into_iter().try_fold(sizes.sequences, usize::checked_mul);
-            if numbers.is_none_or(|numbers| numbers > isize::MAX as usize / size_of::<F>()) {
+        for (heads, width) in [(heads, rule.state_columns(dim_v)), (key_heads, dim_k)] {
+            if !fits::<F>(&[sizes.sequences, heads, dim_k.max(tail), width]) {
                 return Err(Error::StateTooLarge {
                     sequences: sizes.sequences,
-                    heads,
+                    heads: sizes.heads,
+                    key_heads,
                     dim_k,
                     dim_v,
                     window: rule.window,
@@ -162,6 +161,12 @@ impl<F: Real> Inputs<'_, F> {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether an array may have these sizes: no more bytes than can be addressed.
+fn fits<F>(sizes: &[usize]) -> bool {
+    let numbers = sizes.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
+    numbers.is_some_and(|numbers| numbers <= isize::MAX as usize / size_of::<F>())
 }
 
 fn shape<F: Real>(

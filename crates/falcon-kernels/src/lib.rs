@@ -37,8 +37,9 @@
 //!
 //! # Rules
 //!
-//! With `x = k_{t−1}`, a gain `β ∈ [0, 2]` and a ridge `λ ≥ 0`, a step has the size `η = β / (E + λ + ε)` and keeps
-//! `γ = 1 − ηλ` of what was there. `E` is how far a step can go before it overshoots, so that `β < 2` always descends:
+//! With `x = k_{t−1}`, a gain `β ∈ [0, 2]` and a ridge `λ = λ̄E`, given by `λ̄ ≥ 0`, a step has the size `η = β / (E + λ + ε)` and
+//! keeps `γ = max(1 − ηλ, 10⁻³)` of what was there. Where a rule regresses, `E` is the curvature of the loss along the keys, so that a
+//! step with `β < 2` lowers the loss, unless `γ` is held at its least; for the inner product `E` only limits the size of a write.
 //!
 //! | rule | one step | `E` |
 //! |---|---|---|
@@ -50,8 +51,8 @@
 //! | [`Rule::FALCON_3A`] | `S ← γS + (η/B) Σ x_j v_jᵀ` over the last `B` pairs | mean `‖x_j‖²` |
 //!
 //! **Choosing one.** Rules that regress (1, 2, 3) take out of the memory what it already says of a key before they write, so
-//! that a key can be given another value; they cost about twice what the inner product (1A, 2A, 3A) costs, which adds and lets
-//! the ridge forget. A window (3, 3A) lets a pair be learnt several times, gains per column (2, 2A) let the parts of a value be
+//! that a key can be given another value; forward and backward they cost 1.4 to 2.8 times what the inner product (1A, 2A, 3A) costs,
+//! which adds and lets the ridge forget. A window (3, 3A) lets a pair be learnt several times, gains per column (2, 2A) let the parts of a value be
 //! kept for different times. Start with Falcon-1A, or with Falcon-1 where keys come back. Everything else about a rule is a
 //! field of [`Rule`]:
 //!

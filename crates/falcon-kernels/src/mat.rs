@@ -23,12 +23,6 @@ impl<'a, F: Real> Mat<'a, F> {
         Self { data, rows: data.len() / cols, cols, row_stride: cols, col_stride: 1 }
     }
 
-    /// `rows` rows of `cols` numbers, the first of each `stride` after the one before.
-    pub fn strided(data: &'a [F], rows: usize, cols: usize, stride: usize) -> Self {
-        assert!(fits(data.len(), rows, cols, stride), "{rows} rows of {cols}, {stride} apart, in {}", data.len());
-        Self { data, rows, cols, row_stride: stride, col_stride: 1 }
-    }
-
     /// The transpose, without moving anything.
     pub fn t(self) -> Self {
         let Self { data, rows, cols, row_stride, col_stride } = self;
@@ -36,15 +30,29 @@ impl<'a, F: Real> Mat<'a, F> {
     }
 
     /// Some of the rows.
-    pub fn rows(self, range: Range<usize>) -> Self {
+    pub(crate) fn rows(self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
         let start = (range.start * self.row_stride).min(self.data.len());
         Self { data: &self.data[start..], rows: range.len(), ..self }
     }
 
     /// Some of the columns.
-    pub fn cols(self, range: Range<usize>) -> Self {
+    pub(crate) fn cols(self, range: Range<usize>) -> Self {
         self.t().rows(range).t()
+    }
+
+    fn at(self, row: usize, col: usize) -> F {
+        self.data[row * self.row_stride + col * self.col_stride]
+    }
+
+    fn is_finite(self) -> bool {
+        // A matrix or its transpose has contiguous rows.
+        let lines = if self.col_stride == 1 { self } else { self.t() };
+        (0..lines.rows).all(|i| {
+            let line = &lines.data[i * lines.row_stride..][..lines.cols];
+            // Without a way out of the loop it is done in vectors.
+            line.iter().fold(true, |finite, x| finite & x.is_finite())
+        })
     }
 }
 
@@ -63,25 +71,13 @@ impl<'a, F: Real> MatMut<'a, F> {
         Self { rows: data.len() / cols, cols, row_stride: cols, data }
     }
 
-    /// `rows` rows of `cols` numbers, the first of each `stride` after the one before.
-    pub fn strided(data: &'a mut [F], rows: usize, cols: usize, stride: usize) -> Self {
-        assert!(fits(data.len(), rows, cols, stride), "{rows} rows of {cols}, {stride} apart, in {}", data.len());
-        Self { data, rows, cols, row_stride: stride }
-    }
-
     /// Some of the rows, and some of their columns.
-    pub fn block(self, rows: Range<usize>, cols: Range<usize>) -> Self {
+    pub(crate) fn block(self, rows: Range<usize>, cols: Range<usize>) -> Self {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
         assert!(cols.start <= cols.end && cols.end <= self.cols, "columns {cols:?} of {}", self.cols);
         let start = (rows.start * self.row_stride + cols.start).min(self.data.len());
         Self { data: &mut self.data[start..], rows: rows.len(), cols: cols.len(), row_stride: self.row_stride }
     }
-}
-
-/// Whether such rows lie in `len` numbers without overlapping.
-fn fits(len: usize, rows: usize, cols: usize, stride: usize) -> bool {
-    let end = rows.checked_sub(1).map_or(Some(0), |last| last.checked_mul(stride)?.checked_add(cols));
-    cols > 0 && stride >= cols && end.is_some_and(|end| end <= len)
 }
 
 /// `dst = dst · keep + a b`.
@@ -111,8 +107,8 @@ fn product<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat<'_, F>, t
     assert_eq!(a.cols, b.rows, "inner dimensions");
     assert_eq!((dst.rows, dst.cols), (a.rows, b.cols), "size of the product");
     let accumulate = keep != F::zero();
-    // SAFETY: `Mat` and `MatMut` only hold shapes whose every element lies in their slice: `new` and `strided` check it, and
-    // blocks and transposes only address elements of what they are taken from. `dst`, being borrowed mutably, overlaps
+    // SAFETY: `Mat` and `MatMut` only hold shapes whose every element lies in their slice: `new` checks it, and blocks
+    // and transposes only address elements of what they are taken from. `dst`, being borrowed mutably, overlaps
     // neither input, and its rows do not overlap each other.
     unsafe {
         gemm::gemm(
@@ -143,13 +139,48 @@ fn product<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat<'_, F>, t
 /// most of the half that is zero.
 const TRIANGLE: usize = 32;
 
-/// `dst += a b` for `a` whose row `i` is zero from column `bound(i)` on, `bound` rising: the zeros are skipped.
+/// `dst += a b` for `a` whose row `i` is zero from column `bound(i)` on, `bound` rising: the zeros are skipped. Row `i` of the
+/// result does not depend on rows of `b` from `bound(i)` on, whatever they hold.
 pub fn lower_matmul<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound: impl Fn(usize) -> usize) {
     for start in (0..a.rows).step_by(TRIANGLE) {
         let rows = start..(start + TRIANGLE).min(a.rows);
-        let used = 0..bound(rows.end - 1).min(a.cols);
-        let dst = MatMut::new(dst, b.cols).block(rows.clone(), 0..b.cols);
-        matmul(dst, F::one(), a.rows(rows).cols(used.clone()), b.rows(used));
+        let used = bound(rows.end - 1).min(a.cols);
+        // The rows of `b` that only some rows of `a` may see. The others multiply them by 0, and 0 · ∞ is not 0.
+        let partly = bound(rows.start).min(used)..used;
+        if b.rows(partly.clone()).is_finite() {
+            let block = MatMut::new(dst, b.cols).block(rows.clone(), 0..b.cols);
+            matmul(block, F::one(), a.rows(rows).cols(0..used), b.rows(0..used));
+        } else {
+            lower_matmul_careful(dst, a, b, rows, partly, &bound);
+        }
+    }
+}
+
+/// [`lower_matmul`] of these rows of `a`, where a number of `b` is not finite that only some of them may see: it is left out of the product,
+/// which keeps the bits of the others, and added where it is seen. `partly` are the rows of `b` that only some see.
+#[cold]
+#[inline(never)]
+fn lower_matmul_careful<F: Real>(
+    dst: &mut [F],
+    a: Mat<'_, F>,
+    b: Mat<'_, F>,
+    rows: Range<usize>,
+    partly: Range<usize>,
+    bound: &dyn Fn(usize) -> usize,
+) {
+    let hidden = |r: usize, c: usize| partly.contains(&r) && !b.at(r, c).is_finite();
+    let finite: Vec<F> = (0..partly.end)
+        .flat_map(|r| (0..b.cols).map(move |c| (r, c)))
+        .map(|(r, c)| if hidden(r, c) { F::zero() } else { b.at(r, c) })
+        .collect();
+    let block = MatMut::new(dst, b.cols).block(rows.clone(), 0..b.cols);
+    matmul(block, F::one(), a.rows(rows.clone()).cols(0..partly.end), Mat::new(&finite, b.cols));
+    for i in rows {
+        for r in partly.start..bound(i).min(partly.end) {
+            for c in (0..b.cols).filter(|c| hidden(r, *c)) {
+                dst[i * b.cols + c] += a.at(i, r) * b.at(r, c);
+            }
+        }
     }
 }
 
@@ -194,6 +225,9 @@ mod tests {
                     assert_eq!(dst[i * n + j], 2.0 + expected, "{m}×{k}×{n}");
                 }
             }
+            let mut parallel = vec![1.0; m * n];
+            matmul_parallel(MatMut::new(&mut parallel, n), 2.0, Mat::new(&a, k), Mat::new(&transposed, k).t());
+            assert_eq!(parallel, dst, "{m}×{k}×{n}");
         }
     }
 
@@ -244,29 +278,42 @@ mod tests {
         }
     }
 
+    /// A row of the product is that of the numbers it may see, whatever the others are.
     #[test]
-    fn strides_reach_the_same_rows() {
-        let (data, wide) = (numbers(6, 7), numbers(12, 7));
-        let mut dst = vec![0.0; 7];
-        matmul(MatMut::strided(&mut dst, 2, 3, 4), 0.0, Mat::new(&data, 3), Mat::strided(&wide[1..], 3, 3, 4));
-        let expected = |i: usize, j: usize| (0..3).map(|l| data[i * 3 + l] * wide[1 + l * 4 + j]).sum::<f64>();
-        for (at, value) in dst.iter().enumerate() {
-            assert_eq!(*value, if at % 4 < 3 { expected(at / 4, at % 4) } else { 0.0 });
+    fn triangles_do_not_see_what_is_hidden() {
+        let (rows, offset, n) = (77, 5, 3);
+        let (width, bound) = (rows + offset, |i: usize| i + offset);
+        let mut a = numbers(rows * width, 11);
+        for i in 0..rows {
+            a[i * width..(i + 1) * width][bound(i)..].fill(0.0);
         }
-        let mut parallel = vec![0.0; 7];
-        matmul_parallel(
-            MatMut::strided(&mut parallel, 2, 3, 4),
-            0.0,
-            Mat::new(&data, 3),
-            Mat::strided(&wide[1..], 3, 3, 4),
-        );
-        assert_eq!(parallel, dst);
-    }
-
-    #[test]
-    #[should_panic(expected = "3 rows of 3, 4 apart, in 10")]
-    fn rows_beyond_the_end_are_refused() {
-        Mat::strided(&[1.0; 10], 3, 3, 4);
+        let b = numbers(width * n, 5);
+        let product = |b: &[f64]| {
+            let mut dst = vec![0.5; rows * n];
+            lower_matmul(&mut dst, Mat::new(&a, width), Mat::new(b, n), bound);
+            dst
+        };
+        let expected = product(&b);
+        for (at, bad) in
+            [(0, f64::NAN), (6, f64::INFINITY), (36, f64::NEG_INFINITY), (50, f64::NAN), (81, f64::NAN)]
+        {
+            let mut b = b.clone();
+            b[at * n + 1] = bad;
+            for (i, (found, expected)) in product(&b).chunks(n).zip(expected.chunks(n)).enumerate() {
+                assert_eq!([found[0], found[2]], [expected[0], expected[2]], "other columns");
+                if at >= bound(i) {
+                    assert_eq!(found[1], expected[1], "row {i} does not see row {at}");
+                } else if bad.is_nan() {
+                    assert!(found[1].is_nan(), "row {i} sees row {at}");
+                } else {
+                    let sees = a[i * width + at];
+                    assert!(
+                        if sees == 0.0 { found[1].is_nan() } else { found[1] == sees * bad },
+                        "row {i}, row {at}"
+                    );
+                }
+            }
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@
 use crate::Real;
 
 /// See the [module](self).
-pub fn safe<F: Real>(d: F, eps: F) -> F {
+fn safe<F: Real>(d: F, eps: F) -> F {
     if d < F::zero() { d - eps } else { d + eps }
 }
 

@@ -115,7 +115,7 @@ pub struct Rule {
     pub gain: Gain,
     /// Where the carry comes from.
     pub decay: Decay,
-    /// `ε` of the step size.
+    /// `ε` of the step size. What the number type cannot hold counts as a quarter of its largest value.
     pub eps: f64,
     /// `ε_γ`: a ridge never takes the carry below this. `None` lets `γ = 1 − ηλ` fall where it falls.
     pub clamp: Option<f64>,
@@ -153,7 +153,7 @@ impl Rule {
     /// Linear attention divided by the total weight.
     pub const NORMALISED_LINEAR_ATTENTION: Rule =
         Rule { normaliser: Some(Normaliser { eps: 1e-6 }), ..Rule::LINEAR_ATTENTION };
-    /// `S ← γS + k vᵀ` with a fixed `γ` a head: RetNet, Lightning attention.
+    /// `S ← γS + k vᵀ` with a fixed `γ` per head: RetNet, Lightning attention.
     pub const RETNET: Rule = Rule { decay: Decay::Gate, ..Rule::LINEAR_ATTENTION };
     /// The state-space dual of Mamba-2, `S ← e^{ΔA} S + Δ B xᵀ`: key `B`, query `C`, value `x`, gain `Δ`,
     /// gate `e^{ΔA}`.
@@ -199,7 +199,7 @@ impl Rule {
         let curved = self.erases() && self.uses_energy();
         let most = if curved { Self::MAX_CURVED_WINDOW } else { Self::MAX_WINDOW };
         if window > most {
-            return Err(RuleError::WindowTooLong { window, most });
+            return Err(RuleError::WindowTooLong { window, most, curved });
         }
         if columns == Columns::Each && window > 1 {
             return Err(RuleError::ColumnsWithWindow { window });
@@ -218,7 +218,7 @@ impl Rule {
         }
         constant("eps", self.eps, f64::INFINITY)?;
         if let Some(clamp) = self.clamp {
-            constant("eps_gamma", clamp, 1.0)?;
+            constant("clamp (eps_gamma)", clamp, 1.0)?;
         }
         Ok(())
     }
@@ -230,7 +230,7 @@ impl Rule {
 
     /// Columns of the memory: those of the value, and one for the normaliser.
     pub fn state_columns(&self, dim_v: usize) -> usize {
-        dim_v + usize::from(self.normaliser.is_some())
+        dim_v.saturating_add(usize::from(self.normaliser.is_some()))
     }
 
     /// Pairs before a segment that its window can still see.
@@ -239,7 +239,7 @@ impl Rule {
     }
 
     /// Whether `η` or `λ` depends on the energy of the keys.
-    pub(crate) fn uses_energy(&self) -> bool {
+    pub fn uses_energy(&self) -> bool {
         self.gain == Gain::Beta || matches!(self.decay, Decay::ScaledRidge { .. })
     }
 }
@@ -259,18 +259,30 @@ mod tests {
         }
     }
 
+    /// With a window of one, Falcon-3 and 3A are Falcon-1 and 1A, but for the gradient that their presets leave out.
+    #[test]
+    fn a_window_of_one_is_no_window() {
+        for (windowed, plain) in [(Rule::FALCON_3, Rule::FALCON_1), (Rule::FALCON_3A, Rule::FALCON_1A)] {
+            let decay = Decay::ScaledRidge { detach: true };
+            assert_eq!(Rule { window: 1, ..windowed }, Rule { decay, ..plain });
+        }
+    }
+
     #[test]
     fn impossible_rules_say_why() {
         let said = |rule: Rule| rule.validate().unwrap_err().to_string();
         assert_eq!(said(Rule { window: 0, ..Rule::FALCON_3 }), "the window must hold at least 1 pair, got 0");
-        assert!(said(Rule { window: usize::MAX, ..Rule::FALCON_3A }).contains("at most 1048576"));
-        assert!(said(Rule { window: 1025, ..Rule::FALCON_3 }).contains("at most 1024"));
+        assert!(said(Rule { window: usize::MAX, ..Rule::FALCON_3A }).ends_with("too long, at most 1048576"));
+        assert!(
+            said(Rule { window: 1025, ..Rule::FALCON_3 })
+                .ends_with("too long, at most 1024: the curvature of a window costs its cube at every step")
+        );
         assert_eq!(said(Rule { window: 4, ..Rule::FALCON_2 }), "per-column gains need window 1, got 4");
         assert!(said(Rule { gain: Gain::Unit, ..Rule::FALCON_2 }).contains("per-column"));
         let normaliser = Some(Normaliser { eps: 1e-6 });
         assert!(said(Rule { normaliser, ..Rule::FALCON_1 }).contains("inner-product"));
         assert!(said(Rule { normaliser, ..Rule::FALCON_2A }).contains("one gain"));
         assert!(said(Rule { eps: f64::NAN, ..Rule::FALCON_1 }).contains("NaN"));
-        assert!(said(Rule { clamp: Some(1.0), ..Rule::FALCON_1 }).contains("eps_gamma"));
+        assert!(said(Rule { clamp: Some(1.0), ..Rule::FALCON_1 }).starts_with("clamp (eps_gamma) must be in"));
     }
 }

@@ -34,9 +34,9 @@ pub(crate) struct Segment<F> {
     pub qx: Vec<F>,
     /// Values `[rows, columns]`.
     pub v: Vec<F>,
-    /// `w / B`: gain of the value, divided by the pairs in the window.
+    /// `w / B`: the gain `w` of the value ([`crate::rule`]), divided by the pairs in the window. Kernels take this for `w`.
     pub write: Vec<F>,
-    /// `e / B`: gain of the prediction. All 0 where nothing is erased.
+    /// `e / B`, likewise the gain of the prediction. All 0 where nothing is erased. Kernels take it for `e`.
     pub erase: Vec<F>,
     /// Carry.
     pub gamma: Vec<F>,
@@ -66,7 +66,7 @@ impl<F: Real> Segment<F> {
         self.objective.erases()
     }
 
-    /// Gains a step.
+    /// Gains per step.
     #[inline(always)]
     pub fn gain_width(&self) -> usize {
         if self.each_column { self.columns } else { 1 }

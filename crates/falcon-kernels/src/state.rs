@@ -70,6 +70,19 @@ impl<F: Real> State<F> {
 
     /// The states of some of its sequences, in this order; one may be taken more than once.
     ///
+    /// ```
+    /// use falcon_kernels::{Rule, Sizes, State};
+    ///
+    /// let sizes = Sizes { tokens: 0, sequences: 3, heads: 1, key_heads: 1, dim_k: 1, dim_v: 1 };
+    /// let mut state: State<f64> = State::fresh(&Rule::FALCON_1, &sizes);
+    /// state.memory.copy_from_slice(&[1.0, 2.0, 3.0]);
+    /// // A sequence that goes on twice, and one that is dropped.
+    /// assert_eq!(state.select(&[2, 0, 0]).memory, [3.0, 1.0, 1.0]);
+    /// // Sequences that were read apart, to go on together.
+    /// let parts = [state.select(&[0]), state.select(&[1, 2])];
+    /// assert_eq!(State::join(&parts), state);
+    /// ```
+    ///
     /// # Panics
     ///
     /// If there is no such sequence.
@@ -147,6 +160,12 @@ impl<F: Real> State<F> {
             }
         }
         Ok(())
+    }
+
+    /// The sizes it was made for, without a token.
+    pub(crate) fn sizes(&self) -> Sizes {
+        let Shape { sequences, heads, key_heads, dim_k, dim_v, .. } = self.shape;
+        Sizes { tokens: 0, sequences, heads, key_heads, dim_k, dim_v }
     }
 
     /// Shapes of memory, last key, tail keys and tail values.

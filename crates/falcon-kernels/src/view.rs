@@ -7,7 +7,23 @@ use crate::error::Error;
 /// heads may lie at any stride.
 ///
 /// A batch `[batch, time, heads, dim]` is `[batch·time, heads, dim]` with offsets `0, time, 2·time, …`; a batch
-/// `[batch, heads, time, dim]` is `[time, batch·heads, dim]` with strides `[dim, time·dim]`.
+/// `[batch, heads, time, dim]` is `[time, batch·heads, dim]` with strides `[dim, time·dim]`:
+///
+/// ```
+/// use falcon_kernels::{Form, Inputs, Rule, View, forward};
+///
+/// let (batch, heads, time, dim) = (2, 3, 5, 4);
+/// let data: Vec<f64> = (0..batch * heads * time * dim).map(|i| (i as f64).sin()).collect();
+/// // Time is the outer axis, and every head of the batch a head of one sequence.
+/// let view = View::strided(&data, [time, batch * heads, dim], [dim, time * dim])?;
+/// let inputs = Inputs { q: view, k: view, v: view, gain: None, decay: None, offsets: &[0, time] };
+/// let mut state = inputs.fresh_state(&Rule::LINEAR_ATTENTION)?;
+/// let mut out = vec![0.0; data.len()];
+/// forward(&Rule::LINEAR_ATTENTION, Form::CHUNKED, &inputs, &mut state, &mut out)?;
+/// # Ok::<(), falcon_kernels::Error>(())
+/// ```
+///
+/// The outputs are `[time, batch·heads, dim]`.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a, F> {
     data: &'a [F],
@@ -46,7 +62,7 @@ impl<'a, F: Real> View<'a, F> {
         }
     }
 
-    /// One number a head, the same for all `tokens`: a fixed decay.
+    /// One number per head, the same for all `tokens`: a fixed decay.
     pub fn per_head(data: &'a [F], tokens: usize) -> Self {
         Self { data, shape: [tokens, data.len(), 1], strides: [0, 1] }
     }
@@ -57,7 +73,7 @@ impl<'a, F: Real> View<'a, F> {
     }
 
     /// The `dim` numbers of one token and head.
-    pub fn row(&self, token: usize, head: usize) -> &'a [F] {
+    pub(crate) fn row(&self, token: usize, head: usize) -> &'a [F] {
         let start = token * self.strides[0] + head * self.strides[1];
         &self.data[start..start + self.shape[2]]
     }

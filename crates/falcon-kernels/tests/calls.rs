@@ -1,7 +1,7 @@
 //! What a call refuses, and what it does at its edges.
 
 use falcon_kernels::rule::Normaliser;
-use falcon_kernels::{Decoder, Error, Form, Inputs, Rule, State, View, backward, forward, record};
+use falcon_kernels::{Decoder, Error, Form, Inputs, Rule, State, View, backward, coefficients, forward, record};
 use falcon_testkit::{Case, Spec, max_error};
 
 fn said<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
@@ -48,7 +48,9 @@ fn bad_calls_say_what_is_wrong_and_change_nothing() {
     let mut decoder = Decoder::new(&rule, state.clone()).unwrap();
     let steps = said(decoder.step(&inputs, &mut out));
     assert_eq!(steps, "a step takes 1 token of each sequence, got 5 of sequence 0");
-    assert!(Decoder::new(&Rule { window: 0, ..rule }, state).is_err());
+    assert!(Decoder::new(&Rule { window: 0, ..rule }, state.clone()).is_err());
+    let other = said(Decoder::new(&Rule { window: 9, ..rule }, state));
+    assert_eq!(other, "the state has tail capacity 3, the call needs 8");
 }
 
 /// A broadcast view can claim more tokens than there are bytes; nothing is computed for it.
@@ -60,12 +62,24 @@ fn sizes_that_overflow_are_refused() {
     let v = View::strided(&two, [tokens, 2, 1], [0, 1]).unwrap();
     let inputs = Inputs { q: key, k: key, v, gain: None, decay: None, offsets: &[0, tokens] };
     let error = said(inputs.fresh_state(&Rule::LINEAR_ATTENTION));
+    assert!(error.ends_with("tokens of 2 heads and width 1 are more than an array can hold"), "{error}");
+    // Numbers that can be counted, but not their bytes.
+    let tokens = 1 << 61;
+    let key = View::strided(&one, [tokens, 1, 1], [0, 0]).unwrap();
+    let inputs = Inputs { q: key, k: key, v: key, gain: None, decay: None, offsets: &[0, tokens] };
+    let none = Inputs { q: View::new(&[], [0, 1, 1]).unwrap(), ..inputs };
+    let none = Inputs { k: none.q, v: none.q, offsets: &[0, 0], ..none };
+    let state = none.fresh_state(&Rule::LINEAR_ATTENTION).unwrap();
+    let error = said(coefficients(&Rule::LINEAR_ATTENTION, &inputs, &state));
     assert!(error.contains("more than an array can hold"), "{error}");
     // A state is there without a token, too.
     let none = View::<f64>::new(&[], [0, 1, 2]).unwrap();
     let wide = View::new(&[], [0, 1, 1 << 62]).unwrap();
     let inputs = Inputs { q: none, k: none, v: wide, gain: None, decay: None, offsets: &[0, 0] };
     let error = said(inputs.fresh_state(&Rule::LINEAR_ATTENTION));
+    assert!(error.starts_with("the state of 1 sequences"), "{error}");
+    let wide = View::new(&[], [0, 1, usize::MAX]).unwrap();
+    let error = said(Inputs { v: wide, ..inputs }.fresh_state(&Rule::NORMALISED_LINEAR_ATTENTION));
     assert!(error.starts_with("the state of 1 sequences"), "{error}");
 }
 
@@ -78,10 +92,13 @@ fn the_masked_form_refuses_what_it_cannot_hold() {
     let mut state = inputs.fresh_state(&Rule::LINEAR_ATTENTION).unwrap();
     let mut out = vec![0.0; tokens];
     let error = said(forward(&Rule::LINEAR_ATTENTION, Form::Masked, &inputs, &mut state, &mut out));
-    assert!(error.contains("100000 tokens") && error.contains("use chunked"), "{error}");
+    assert!(
+        error.contains("100000 tokens") && error.ends_with("at most 16384 tokens: use chunked or recurrent"),
+        "{error}"
+    );
     let huge = Form::Chunked { chunk: usize::MAX };
     let error = said(forward(&Rule::LINEAR_ATTENTION, huge, &inputs, &mut state, &mut out));
-    assert!(error.contains("together at most 16384"), "{error}");
+    assert!(error.ends_with("together at most 16384; use shorter chunks or the recurrent form"), "{error}");
 }
 
 /// A tape gives the gradients of the call it recorded, and the outputs of a plain one.
@@ -97,8 +114,18 @@ fn a_tape_is_a_forward_pass_and_its_gradients() {
         let up = Some(&case.grad_state);
         let grads = tape.backward(&inputs, &case.grad_out, up).unwrap();
         let expected = backward(&rule, Form::Recurrent, &inputs, &case.state, &case.grad_out, up).unwrap();
-        for (found, expected) in [(&grads.k, &expected.k), (&grads.state.memory, &expected.state.memory)] {
-            assert!(max_error(found, expected) < 1e-10, "{name}");
+        for (tensor, found, expected) in [
+            ("q", &grads.q, &expected.q),
+            ("k", &grads.k, &expected.k),
+            ("v", &grads.v, &expected.v),
+            ("gain", &grads.gain, &expected.gain),
+            ("decay", &grads.decay, &expected.decay),
+            ("memory", &grads.state.memory, &expected.state.memory),
+            ("last key", &grads.state.last_key, &expected.state.last_key),
+            ("tail keys", &grads.state.tail_x, &expected.state.tail_x),
+            ("tail values", &grads.state.tail_v, &expected.state.tail_v),
+        ] {
+            assert!(max_error(found, expected) < 1e-10, "{name}: {tensor}");
         }
         let other = Inputs { offsets: &[0, 71, 73, 73], ..inputs };
         let error = said(tape.backward(&other, &case.grad_out, up));

@@ -201,10 +201,10 @@ proptest! {
             to.tail_v.clone_from(&from.tail_v);
             to.tail_len.clone_from(&from.tail_len);
             to.started.clone_from(&from.started);
-            // The gradient of a shared key is the sum over its copies: give it to the first copy.
             to.last_key = repeat(&from.last_key);
             to.tail_x = repeat(&from.tail_x);
         }
+        // The gradient of a shared key is the sum over its copies: give it to the first copy.
         for data in [&mut repeated.grad_state.last_key, &mut repeated.grad_state.tail_x] {
             for (i, row) in data.chunks_mut(width).enumerate() {
                 if i % group != 0 { row.fill(0.0) }
@@ -309,20 +309,6 @@ fn check_differences(case: &Case<f64>, seed: u64) -> Result<(), TestCaseError> {
 mod reductions {
     use super::*;
 
-    /// Falcon-3 and 3A with a window of one are Falcon-1 and 1A, in whatever the presets say besides the window.
-    #[test]
-    fn a_window_of_one_is_no_window() {
-        for (windowed, plain) in [(Rule::FALCON_3, Rule::FALCON_1), (Rule::FALCON_3A, Rule::FALCON_1A)] {
-            for seed in 0..20 {
-                let one = Case::new(&Spec::new(Rule { window: 1, ..windowed }, 23, seed));
-                let two = Case::new(&Spec::new(Rule { decay: windowed.decay, ..plain }, 23, seed));
-                for form in [Form::Recurrent, Form::Masked, Form::Chunked { chunk: 5 }] {
-                    assert_eq!(one.run(form).all(), two.run(form).all(), "{form:?}");
-                }
-            }
-        }
-    }
-
     #[test]
     fn equal_columns_are_one_column() {
         for (each, shared) in [(Rule::FALCON_2, Rule::FALCON_1), (Rule::FALCON_2A, Rule::FALCON_1A)] {
@@ -346,9 +332,11 @@ mod reductions {
     /// Two tokens make one pair, and a window of four that holds one pair writes as a window of one.
     #[test]
     fn a_window_with_one_pair_is_no_window() {
-        for (windowed, plain) in [(Rule::FALCON_3, Rule::FALCON_1), (Rule::FALCON_3A, Rule::FALCON_1A)] {
-            let plain = Case::new(&Spec::new(plain, 2, 3));
-            let mut windowed = Case::new(&Spec::new(Rule { decay: plain.rule.decay, ..windowed }, 2, 3));
+        let rules = [(Rule::FALCON_3, Rule::FALCON_1), (Rule::FALCON_3A, Rule::FALCON_1A)];
+        for ((windowed, plain), seed) in rules.into_iter().flat_map(|rules| (0..20).map(move |seed| (rules, seed)))
+        {
+            let plain = Case::new(&Spec::new(plain, 2, seed));
+            let mut windowed = Case::new(&Spec::new(Rule { decay: plain.rule.decay, ..windowed }, 2, seed));
             windowed.grad_out.clone_from(&plain.grad_out);
             windowed.state.memory.clone_from(&plain.state.memory);
             windowed.grad_state = windowed.state.zeros_like();
@@ -420,7 +408,8 @@ fn ends_of_the_ranges() {
         let rule = Rule { eps: 0.0, ..rule };
         let mut case = Case::new(&Spec { continued: true, ..Spec::new(rule, 12, 8) });
         let width = case.sizes.key_heads * case.sizes.dim_k;
-        case.k[3 * width..6 * width].fill(0.0);
+        // As many as a window has pairs.
+        case.k[3 * width..7 * width].fill(0.0);
         // Too small for its square to be divided by.
         case.k[8 * width..9 * width].fill(1e-160);
         for (i, gain) in case.gain.iter_mut().enumerate() {
@@ -433,6 +422,44 @@ fn ends_of_the_ranges() {
         }
         for form in [Form::Masked, Form::Chunked { chunk: 5 }] {
             assert_close(&format!("{name} {form:?}"), &case.run(form).all(), &expected, TOLERANCE);
+        }
+        // The token at which all pairs of the window have a zero key.
+        let at = if rule.align == Align::Next { 7 } else { 6 };
+        for form in [Form::Recurrent, Form::Masked, Form::CHUNKED] {
+            let before = case.take(&(0..at).collect::<Vec<_>>(), vec![0, at]).forward(form).state;
+            let one = Case { state: before.clone(), ..case.take(&[at], vec![0, 1]) };
+            let carry = falcon_kernels::coefficients(&rule, &one.inputs(), &before).unwrap().gamma;
+            let (gains, size) = (one.sizes.gain_width(&rule), before.memory.len() / one.sizes.heads);
+            let columns = rule.state_columns(one.sizes.dim_v);
+            let kept = |i: usize| carry[i / size * gains + i % columns % gains] * before.memory[i];
+            let expected: Vec<f64> = (0..before.memory.len()).map(kept).collect();
+            assert_eq!(one.forward(form).state.memory, expected, "{name} {form:?}: a zero key writes nothing");
+        }
+    }
+}
+
+/// What comes later leaves what came before alone, also where it is not finite.
+#[test]
+fn infinities_do_not_leak_into_the_past() {
+    falcon_kernels::poison_scratch();
+    let windows = [Rule { window: 7, ..Rule::FALCON_3 }, Rule { window: 20, ..Rule::FALCON_3A }];
+    let rules = Rule::ALL.iter().map(|(_, rule)| *rule).chain(windows);
+    for rule in rules.flat_map(|rule| [Read::After, Read::Before].map(|read| Rule { read, ..rule })) {
+        let case = Case::new(&Spec { heads: 1, key_heads: 1, continued: true, ..Spec::new(rule, 90, 12) });
+        let (dim_k, dim_v) = (case.sizes.dim_k, case.sizes.dim_v);
+        for form in [Form::Recurrent, Form::Masked, Form::Chunked { chunk: 40 }, Form::CHUNKED] {
+            let expected = case.forward(form).out;
+            assert!(expected.iter().all(|x| x.is_finite()));
+            for (at, bad) in [(1, f64::INFINITY), (30, f64::NAN), (63, f64::NEG_INFINITY), (70, f64::INFINITY)] {
+                let [mut value, mut key, mut query] = [case.clone(), case.clone(), case.clone()];
+                value.v[at * dim_v + 1] = bad;
+                key.k[at * dim_k + 1] = bad;
+                query.q[at * dim_k + 1] = bad;
+                for (tensor, other) in [("v", value), ("k", key), ("q", query)] {
+                    let found = other.forward(form).out;
+                    assert_eq!(found[..at * dim_v], expected[..at * dim_v], "{rule:?} {form:?}: {tensor} at {at}");
+                }
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `f32` at the extremes: finite, and close to the same code in `f64`.
 
-use falcon_kernels::rule::Decay;
+use falcon_kernels::rule::{Decay, Gain};
 use falcon_kernels::{Form, Rule};
 use falcon_testkit::{Case, Spec, rms_error};
 
@@ -65,13 +65,24 @@ fn keys_from_tiny_to_huge() {
     }
 }
 
-/// A ridge beyond all measure forgets everything; it does not make a NaN.
+/// A ridge beyond all measure forgets everything; it does not make a NaN. Nor does an ε beyond the range of the number, which leaves the
+/// memory as it is.
 #[test]
 fn ridges_that_overflow() {
     for (name, rule) in Rule::ALL.into_iter().filter(|(_, rule)| matches!(rule.decay, Decay::ScaledRidge { .. })) {
         let case = Case::new(&Spec { key_norm: 1e3, ridge: (1e35, 3e38), ..spec(rule, 40) }).to_f32();
         for form in [Form::Recurrent, Form::CHUNKED] {
             let finite = case.run(form).all().into_iter().all(|(_, values)| values.iter().all(|x| x.is_finite()));
+            assert!(finite, "{name} in {form:?}");
+        }
+    }
+    for (name, rule) in Rule::ALL.into_iter().filter(|(_, rule)| rule.gain == Gain::Beta) {
+        let rule = Rule { eps: 1e300, ..rule };
+        let case = Case::new(&spec(rule, 40)).to_f32();
+        for form in [Form::Recurrent, Form::CHUNKED] {
+            let found = case.run(form);
+            assert_eq!(found.state.memory, case.state.memory, "{name} in {form:?}");
+            let finite = found.all().into_iter().all(|(_, values)| values.iter().all(|x| x.is_finite()));
             assert!(finite, "{name} in {form:?}");
         }
     }

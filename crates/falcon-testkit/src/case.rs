@@ -157,9 +157,9 @@ impl Case<f64> {
             }
         }
         if spec.continued {
-            // In a batch some may have only begun; alone it has not.
-            let begun = |sequence: usize| sequence + 1 < sizes.sequences && sequence % 3 == 1;
-            state.started = (0..sizes.sequences).map(|sequence| !begun(sequence)).collect();
+            // Some sequences of a batch are fresh all the same, but never the only one.
+            let fresh = |sequence: usize| sequence + 1 < sizes.sequences && sequence % 3 == 1;
+            state.started = (0..sizes.sequences).map(|sequence| !fresh(sequence)).collect();
             let tail = |started: &bool| if *started { random.below(rule.window) } else { 0 };
             state.tail_len = state.started.iter().map(tail).collect();
         }
@@ -255,7 +255,7 @@ impl<F: Real> Case<F> {
     /// Outputs and outgoing state by the decoder, a token at a time. All sequences must have one length.
     pub fn decode(&self) -> Outcome<F> {
         let mut decoder = Decoder::new(&self.rule, self.state.clone()).expect("a valid rule");
-        let mut outcome = Outcome { out: vec![F::nan(); self.grad_out.len()], ..self.forward(Form::Recurrent) };
+        let mut all = vec![F::nan(); self.grad_out.len()];
         for time in 0..self.offsets.get(1).copied().unwrap_or(0) {
             let tokens: Vec<usize> =
                 self.offsets[..self.sizes.sequences].iter().map(|start| start + time).collect();
@@ -264,11 +264,10 @@ impl<F: Real> Case<F> {
             decoder.step(&step.inputs(), &mut out).expect("a valid case");
             let width = self.sizes.heads * self.sizes.dim_v;
             for (out, token) in out.chunks_exact(width).zip(tokens) {
-                outcome.out[token * width..][..width].copy_from_slice(out);
+                all[token * width..][..width].copy_from_slice(out);
             }
         }
-        outcome.state = decoder.into_state();
-        outcome
+        Outcome { out: all, state: decoder.into_state(), grads: Vec::new() }
     }
 
     /// Some of the tokens, cut at `offsets`. The states are those of the whole and fit only if the sequences do.

@@ -17,29 +17,29 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Uniform in `[low, high)`, rounded so that `f32` holds it exactly.
-    pub fn uniform(&mut self, low: f64, high: f64) -> f64 {
+    /// Uniform from `low` to `high`, rounded so that `f32` holds it exactly: to the ends, too.
+    fn uniform(&mut self, low: f64, high: f64) -> f64 {
         let unit = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
         f64::from((low + (high - low) * unit) as f32)
     }
 
-    /// Normal with mean 0 and variance 1 (nearly: a sum of twelve uniforms).
-    pub fn normal(&mut self) -> f64 {
+    /// Mean 0, variance 1, and nearly normal: a sum of twelve uniform numbers.
+    fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.uniform(0.0, 1.0)).sum::<f64>() - 6.0
     }
 
-    /// `len` numbers uniform in `[low, high)`.
+    /// `len` numbers uniform from `low` to `high`, exact in `f32`.
     pub fn uniforms(&mut self, len: usize, low: f64, high: f64) -> Vec<f64> {
         (0..len).map(|_| self.uniform(low, high)).collect()
     }
 
-    /// `len` normal numbers times `scale`.
+    /// `len` nearly normal numbers times `scale`, exact in `f32`.
     pub fn normals(&mut self, len: usize, scale: f64) -> Vec<f64> {
         (0..len).map(|_| f64::from((self.normal() * scale) as f32)).collect()
     }
 
     /// A number below `end`.
-    pub fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
 }

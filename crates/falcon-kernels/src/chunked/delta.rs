@@ -186,11 +186,12 @@ impl<'a, F: Real> Chunk<'a, F> {
         (self.segment.tail + time + 1).saturating_sub(self.segment.window)
     }
 
-    /// The rows written before `time` and not yet closed.
+    /// The rows that steps of this chunk wrote before `time`, and that are not yet closed.
     #[inline(always)]
     pub fn open_rows(&self, time: usize) -> Range<usize> {
         let newest = self.segment.tail + time;
-        self.closed_by(time).max(self.segment.first).min(newest)..newest
+        let oldest = if time == 0 { newest } else { self.closed_by(time) };
+        oldest.max(self.segment.first).min(newest)..newest
     }
 
     /// Where the history keeps row `r` at `step`, one of the steps that write it.
@@ -266,10 +267,8 @@ impl<F: Real> Sweep<'_, F> {
         let (known, closed) = (chunk.closed_by(start), chunk.closed_by(step));
         let p = &mut self.p[chunk.slot(newest, step)];
         combine(p, &chunk.far[row(step, segment.rows())][known..closed], &self.closed[known * columns..], columns);
-        if step > 0 {
-            for l in chunk.open_rows(step) {
-                axpy(p, chunk.gram(newest)[l], &self.omega[chunk.slot(l, step - 1)]);
-            }
+        for l in chunk.open_rows(step) {
+            axpy(p, chunk.gram(newest)[l], &self.omega[chunk.slot(l, step - 1)]);
         }
     }
 

@@ -9,6 +9,7 @@ pub mod ssm;
 use thiserror::Error;
 
 use crate::Real;
+use crate::error::counted;
 
 /// Why a solver refused its inputs. Nothing has been computed when one is returned.
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -20,22 +21,22 @@ pub enum SolverError {
         what: &'static str,
     },
     /// A slice of the wrong length.
-    #[error("{tensor} has {got} elements, its shape needs {needed}")]
+    #[error("{tensor} has {got} elements, its shape needs {}", counted(.needed))]
     Length {
         /// Which tensor.
         tensor: &'static str,
         /// Elements there.
         got: usize,
-        /// Elements needed.
-        needed: usize,
+        /// Elements needed, if they can be counted.
+        needed: Option<usize>,
     },
     /// A number outside its range.
-    #[error("{tensor}[{index}] is {value}: it must be {allowed}")]
+    #[error("{tensor}{} is {value}: it must be {allowed}", place(*.index))]
     Range {
-        /// Which tensor.
+        /// Which tensor, or number.
         tensor: &'static str,
-        /// Where.
-        index: usize,
+        /// Where, in a tensor.
+        index: Option<usize>,
         /// What is there.
         value: f64,
         /// What may be there.
@@ -48,22 +49,18 @@ fn positive(what: &'static str, size: usize) -> Result<(), SolverError> {
 }
 
 fn length<F: Real>(tensor: &'static str, data: &[F], needed: Option<usize>) -> Result<(), SolverError> {
-    let needed = needed.unwrap_or(usize::MAX);
-    if data.len() == needed { Ok(()) } else { Err(SolverError::Length { tensor, got: data.len(), needed }) }
+    if Some(data.len()) == needed { Ok(()) } else { Err(SolverError::Length { tensor, got: data.len(), needed }) }
+}
+
+fn place(index: Option<usize>) -> String {
+    index.map_or(String::new(), |index| format!("[{index}]"))
 }
 
 #[cfg(test)]
 mod testing {
-    /// Numbers that look random and are the same on every machine.
+    /// Numbers from −1 to 1.
     pub fn numbers(seed: u64, count: usize) -> Vec<f64> {
-        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-        };
-        (0..count).map(|_| next()).collect()
+        falcon_testkit::Random::new(seed).uniforms(count, -1.0, 1.0)
     }
 
     pub fn dot(a: &[f64], b: &[f64]) -> f64 {

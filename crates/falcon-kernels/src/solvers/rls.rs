@@ -60,7 +60,7 @@ pub struct Grads<F> {
 
 impl<F: Real> Inputs<'_, F> {
     /// Checks that the slices fit each other and that the ridge is positive; returns the number of tokens.
-    pub fn check(&self) -> Result<usize, SolverError> {
+    fn check(&self) -> Result<usize, SolverError> {
         let Self { q, x, v, lambda, memory, dim_k, dim_v } = *self;
         positive("dim_k", dim_k)?;
         positive("dim_v", dim_v)?;
@@ -71,7 +71,7 @@ impl<F: Real> Inputs<'_, F> {
         length("memory", memory, dim_k.checked_mul(dim_v))?;
         if !(lambda > F::zero() && lambda.is_finite()) {
             let (tensor, value, allowed) = ("lambda", lambda.wide(), "finite and greater than 0");
-            return Err(SolverError::Range { tensor, index: 0, value, allowed });
+            return Err(SolverError::Range { tensor, index: None, value, allowed });
         }
         Ok(tokens)
     }
@@ -320,9 +320,11 @@ mod tests {
         let data = data();
         let good = inputs(&data);
         let said = |inputs: Inputs<'_, f64>| forward(&inputs).unwrap_err().to_string();
-        assert_eq!(said(Inputs { lambda: 0.0, ..good }), "lambda[0] is 0: it must be finite and greater than 0");
+        assert_eq!(said(Inputs { lambda: 0.0, ..good }), "lambda is 0: it must be finite and greater than 0");
         assert!(said(Inputs { lambda: f64::NAN, ..good }).contains("NaN"));
         assert!(said(Inputs { v: &good.v[1..], ..good }).starts_with("v has 21 elements"));
+        let wide = said(Inputs { dim_v: usize::MAX, ..good });
+        assert_eq!(wide, "v has 22 elements, its shape needs more than can be counted");
         assert_eq!(said(Inputs { dim_k: 0, ..good }), "dim_k must be at least 1, got 0");
     }
 }

@@ -6,7 +6,7 @@
 //!   = Δ                first order
 //! ```
 //!
-//! `a` and `h` have one number a state channel, `φ` acts on each.
+//! `a` and `h` have one number per state channel, `φ` acts on each.
 
 use super::{SolverError, length, positive};
 use crate::Real;
@@ -73,7 +73,7 @@ pub struct Grads<F> {
 
 impl<F: Real> Inputs<'_, F> {
     /// Checks that the slices fit each other and that no step is negative; returns the number of tokens.
-    pub fn check(&self) -> Result<usize, SolverError> {
+    fn check(&self) -> Result<usize, SolverError> {
         let Self { x, a, b, c, dt, state, dim_in, dim_out, .. } = *self;
         let (tokens, channels) = (dt.len(), a.len());
         positive("channels", channels)?;
@@ -87,7 +87,7 @@ impl<F: Real> Inputs<'_, F> {
             None => Ok(tokens),
             Some(index) => {
                 let (tensor, value, allowed) = ("dt", dt[index].wide(), "finite and at least 0");
-                Err(SolverError::Range { tensor, index, value, allowed })
+                Err(SolverError::Range { tensor, index: Some(index), value, allowed })
             }
         }
     }
@@ -121,11 +121,11 @@ fn psi_slope<F: Real>(z: F, exp: F, psi: F) -> F {
     if z.abs() > F::one() {
         return (exp - psi) / z;
     }
-    // 20 terms: the next is below 1e-20 for |z| ≤ 1. Horner on (k+1)/(k+2)! = Π_{i≤k} ratios, from the far end.
+    // 20 terms: the next is below 1e-20 for |z| ≤ 1. By Horner's rule from the far end, each term as a multiple of the one before.
     let mut sum = F::zero();
     for k in (0..20).rev() {
         let k = f64::from(k);
-        // The term after k is (k+2)/((k+1)(k+3)) z times term k.
+        // Term k+1 is (k+2)/((k+1)(k+3)) z times term k.
         sum = F::one() + sum * z * F::of((k + 2.0) / ((k + 1.0) * (k + 3.0)));
     }
     sum * F::of(0.5)
