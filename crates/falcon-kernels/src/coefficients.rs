@@ -255,20 +255,24 @@ impl<F: Real> Coefficients<F> {
                 (_, None) => {}
             }
             let (mut grad_energy, mut grad_lambda) = (F::zero(), -dot(eta, grad_gamma));
-            if rule.gain == Gain::Beta {
-                let denominator = self.denominator[step];
-                if vanishes(denominator) {
-                    continue;
+            match rule.gain {
+                Gain::Unit => {}
+                Gain::Eta => {
+                    for (i, grad_gain) in grad_gain[here].iter_mut().enumerate() {
+                        *grad_gain = grad_eta[i] - lambda * grad_gamma[i];
+                    }
                 }
-                let (through, carried) = (dot(eta, grad_eta), -grad_lambda);
-                grad_energy = -(through - lambda * carried) / denominator;
-                grad_lambda = -(through + (self.energy[step] + epsilon::<F>(rule)) * carried) / denominator;
-                for (i, grad_gain) in grad_gain[here].iter_mut().enumerate() {
-                    *grad_gain = (grad_eta[i] - lambda * grad_gamma[i]) / denominator;
-                }
-            } else if rule.gain == Gain::Eta {
-                for (i, grad_gain) in grad_gain[here].iter_mut().enumerate() {
-                    *grad_gain = grad_eta[i] - lambda * grad_gamma[i];
+                Gain::Beta => {
+                    let denominator = self.denominator[step];
+                    if vanishes(denominator) {
+                        continue;
+                    }
+                    let (through, carried) = (dot(eta, grad_eta), -grad_lambda);
+                    grad_energy = -(through - lambda * carried) / denominator;
+                    grad_lambda = -(through + (self.energy[step] + epsilon::<F>(rule)) * carried) / denominator;
+                    for (i, grad_gain) in grad_gain[here].iter_mut().enumerate() {
+                        *grad_gain = (grad_eta[i] - lambda * grad_gamma[i]) / denominator;
+                    }
                 }
             }
             match rule.decay {

@@ -116,7 +116,7 @@ impl<F: Real> Inputs<'_, F> {
             match rule.gain {
                 // The ends are allowed: 2σ(·) rounds to them.
                 Gain::Beta => range("gain", &gain, "beta", 2.0)?,
-                _ => range("gain", &gain, "eta", f64::INFINITY)?,
+                Gain::Eta | Gain::Unit => range("gain", &gain, "eta", f64::INFINITY)?,
             }
         }
         let decay = optional("decay", self.decay, rule.decay != Decay::None)?;
@@ -125,7 +125,9 @@ impl<F: Real> Inputs<'_, F> {
             shape("decay", &decay, expected, "tokens, heads, 1; a per-column gate has dim_v")?;
             match rule.decay {
                 Decay::Gate => range("decay", &decay, "gamma", 1.0)?,
-                _ => range("decay", &decay, "lambda", f64::INFINITY)?,
+                Decay::Ridge | Decay::ScaledRidge { .. } | Decay::None => {
+                    range("decay", &decay, "lambda", f64::INFINITY)?;
+                }
             }
         }
         Ok(sizes)

@@ -25,6 +25,9 @@ pub enum Objective {
 }
 
 impl Objective {
+    /// Every objective.
+    pub const ALL: [Self; 3] = [Self::InnerProduct, Self::Regression, Self::DecayedRegression];
+
     /// Whether its write asks the memory what it says of a key.
     pub(crate) fn erases(self) -> bool {
         self != Self::InnerProduct
@@ -72,6 +75,11 @@ pub enum Gain {
     Eta,
 }
 
+impl Gain {
+    /// Every way to give the step size.
+    pub const ALL: [Self; 3] = [Self::Unit, Self::Beta, Self::Eta];
+}
+
 /// How the carry `γ` is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decay {
@@ -86,6 +94,17 @@ pub enum Decay {
     },
     /// The input is `γ ∈ [0, 1]` itself. Repeat it over time with [`crate::View::per_head`] for a fixed decay.
     Gate,
+}
+
+impl Decay {
+    /// Every way to give the carry.
+    pub const ALL: [Self; 5] = [
+        Self::None,
+        Self::Ridge,
+        Self::ScaledRidge { detach: false },
+        Self::ScaledRidge { detach: true },
+        Self::Gate,
+    ];
 }
 
 /// Division of the read by the total weight written, as in normalised linear attention.

@@ -7,16 +7,9 @@ use proptest::prelude::*;
 
 /// Any valid rule.
 fn rules() -> impl Strategy<Value = Rule> {
-    let objectives =
-        prop::sample::select(vec![Objective::InnerProduct, Objective::Regression, Objective::DecayedRegression]);
-    let gains = prop::sample::select(vec![Gain::Unit, Gain::Beta, Gain::Eta]);
-    let decays = prop::sample::select(vec![
-        Decay::None,
-        Decay::Ridge,
-        Decay::ScaledRidge { detach: false },
-        Decay::ScaledRidge { detach: true },
-        Decay::Gate,
-    ]);
+    let objectives = prop::sample::select(&Objective::ALL);
+    let gains = prop::sample::select(&Gain::ALL);
+    let decays = prop::sample::select(&Decay::ALL);
     let clamp = prop::sample::select(vec![None, Some(1e-3), Some(0.3)]);
     let flags = prop::array::uniform4(any::<bool>());
     let any_rule = (objectives, gains, decays, 1..6usize, clamp, flags).prop_map(
