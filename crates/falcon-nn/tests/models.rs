@@ -204,20 +204,25 @@ fn hostile_states_are_refused() {
     assert!(message.contains("layers.0") && message.contains("1048576"), "{message}");
 }
 
-/// A gate that is not a number makes everything after it not a number, memory and all, on both paths.
+/// A gate that is not a number, or infinite, makes everything after it not a number, memory and all, with both engines.
 #[test]
 fn what_is_not_a_number_stays_so() {
     let device = Device::flex();
-    for engine in [Engine::Kernels, Engine::Tensors] {
-        let model =
-            Model::new(&config("falcon-1.3"), engine, 1, &device).unwrap().with_parameters(|name, values| {
-                let spoilt = name == "model.layers.1.attn.b_proj.weight";
-                if spoilt { vec![f32::NAN; values.to_vec().len()] } else { values.to_vec() }
-            });
+    let cases = [("falcon-1.3", "attn.b_proj.weight", f32::NAN), ("mamba2", "attn.a_bias", f32::INFINITY)];
+    for (preset, spoilt, with, engine) in
+        cases.into_iter().flat_map(|(a, b, c)| [Engine::Kernels, Engine::Tensors].map(|engine| (a, b, c, engine)))
+    {
+        let model = Model::new(&config(preset), engine, 1, &device).unwrap().with_parameters(|name, values| {
+            let values = values.to_vec();
+            if name == format!("model.layers.1.{spoilt}") { vec![with; values.len()] } else { values }
+        });
         let mut state = model.state(1);
         let ids = tensor(&tokens(6, 1), &device).unsqueeze::<2>();
         assert!(numbers(model.resume(ids, &mut state)).iter().any(|x| x.is_nan()));
-        assert!(numbers(model.step(tensor(&[3], &device), &mut state)).iter().all(|x| x.is_nan()), "{engine:?}");
+        assert!(
+            numbers(model.step(tensor(&[3], &device), &mut state)).iter().all(|x| x.is_nan()),
+            "{preset} by {engine:?}"
+        );
     }
 }
 
@@ -483,13 +488,48 @@ fn configurations_are_checked() {
     assert!(said(|c| c.mixer.lambda_scale = 1e39).contains("lambda_scale must be 0 or more"));
     assert!(said(|c| c.mixer.window = 20_000).contains("window must be from 1 to 16320"));
     assert!(MixerConfig::preset("falcon-1.3", 100, 0).unwrap_err().to_string().starts_with("num_heads must be 1"));
-    assert!(said(|c| c.mixer.mixer = "softmax".into()).starts_with("mixer \"softmax\" needs gain and decay"));
+    assert_eq!(
+        said(|c| c.mixer.mixer = "softmax".into()),
+        "mixer \"softmax\" needs gain \"none\", decay \"none\", align \"same\": it has no memory that learns"
+    );
+    let mut softmax = config("transformer").mixer;
+    assert_eq!(
+        softmax.rule().unwrap_err().to_string(),
+        "a rule needs a mixer other than \"softmax\", which has none"
+    );
+    softmax.window = 2;
+    let message = softmax.validate().unwrap_err().to_string();
+    assert_eq!(message, "mixer \"softmax\" needs window 1: it has no memory that learns");
+    let memory = |c: &mut ModelConfig| (c.mixer.head_dim, c.mixer.head_v_dim) = (1 << 15, 1 << 14);
+    assert_eq!(
+        said(memory),
+        "num_heads times head_dim times head_v_dim must be from 1 to 268435456, got 1073741824"
+    );
+    let window = |c: &mut ModelConfig| {
+        (c.mixer.window, c.mixer.head_dim, c.mixer.head_v_dim) = (16_001, 1 << 13, 1 << 13);
+    };
+    assert_eq!(
+        said(window),
+        "window - 1 times the widths of keys and values must be from 0 to 268435456, got 524288000"
+    );
+    assert!(said(|c| c.num_hidden_layers = usize::MAX).starts_with("num_hidden_layers must be from 1 to"));
+    let deep = ModelConfig { num_hidden_layers: usize::MAX, ..config("falcon-1.3") };
+    assert!(deep.init(0, &Device::flex()).unwrap_err().to_string().starts_with("num_hidden_layers must be"));
     let delta = |c: &mut ModelConfig| {
         c.mixer.mixer = "falcon-2".into();
         (c.mixer.gain, c.mixer.decay) = (GainGate::Delta, DecayGate::Selective);
     };
     assert!(said(delta).contains("one gain for all columns"));
-    assert!(MixerConfig::preset("mamba2", 0, 4).unwrap_err().to_string().contains("hidden_size must be"));
+    for name in ["mamba2", "falcon-1.3"] {
+        let message = MixerConfig::preset(name, 0, 4).unwrap_err().to_string();
+        assert_eq!(message, "hidden_size must be from 1 to 1048576, got 0");
+        assert!(MixerConfig::preset(name, usize::MAX, 1).is_err());
+        let layer = MixerConfig::preset(name, 32, 4).unwrap();
+        let message = layer.init(0, 0, &Device::flex()).unwrap_err().to_string();
+        assert_eq!(message, "hidden_size must be from 1 to 1048576, got 0");
+    }
+    // It has heads of its own.
+    assert!(MixerConfig::preset("mamba2", 64, 5).is_ok());
     assert!(MixerConfig::preset("mamba2", 100, 4).unwrap_err().to_string().contains("a multiple of 32"));
     assert!(
         MixerConfig::preset("falcon-1.3", 100, 3).unwrap_err().to_string().contains("a multiple of num_heads = 3")
