@@ -1,25 +1,23 @@
 //! Every preset: streaming, packing, gradients, learning, files, sizes.
 
+mod common;
+
 use std::path::Path;
 
 use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 use falcon_nn::{
-    DecayGate, Engine, FeatureMap, GainGate, MixerConfig, Model, ModelConfig, OutputNorm, PRESETS, Sequences,
+    DecayGate, Engine, FeatureMap, GainGate, MixerConfig, Model, ModelConfig, NamedArrays, OutputNorm, PRESETS,
+    Sequences,
 };
+
+use self::common::{numbers, small};
 
 const VOCABULARY: usize = 13;
 
-/// A preset, small enough to be run many times.
 fn config(name: &str) -> ModelConfig {
-    let mut config = ModelConfig::preset(name, "tiny", VOCABULARY).unwrap();
-    config.hidden_size = 16;
-    config.num_hidden_layers = 2;
-    config.intermediate_size = config.intermediate_size.min(24);
-    config.mup_base_width = 16;
-    config.mixer = MixerConfig::preset(name, 16, 2).unwrap();
-    config
+    small(name, VOCABULARY)
 }
 
 fn tokens(count: usize, seed: usize) -> Vec<i32> {
@@ -28,10 +26,6 @@ fn tokens(count: usize, seed: usize) -> Vec<i32> {
 
 fn tensor(tokens: &[i32], device: &Device) -> Tensor<1, Int> {
     Tensor::from_data(TensorData::new(tokens.to_vec(), [tokens.len()]), device)
-}
-
-fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().try_to_vec().unwrap()
 }
 
 fn assert_near(what: &str, got: &[f32], expected: &[f32]) {
@@ -204,6 +198,77 @@ fn hostile_states_are_refused() {
     assert!(message.contains("layers.0") && message.contains("1048576"), "{message}");
 }
 
+/// Caches have a part for all sequences, or one for each.
+#[test]
+fn hostile_caches_are_refused() {
+    let device = Device::flex();
+    let model = config("transformer").init(1, &device).unwrap();
+    let mut state = model.state(3);
+    model.run(tensor(&tokens(16, 2), &device), &Sequences::packed(&[4, 7, 5]), &mut state);
+    let said = |mut arrays: NamedArrays, change: fn(&mut NamedArrays)| {
+        change(&mut arrays);
+        model.restore_state(arrays, Path::new("file")).map(|_| ()).unwrap_err().to_string()
+    };
+    let read = || model.state_arrays(&state);
+    let message = said(read(), |arrays| drop(arrays.remove("layers.0.cache.2.keys")));
+    assert!(message.contains("\"layers.0.cache\" holds 2 parts for 3 sequences"), "{message}");
+    let message = said(read(), |arrays| drop(arrays.remove("layers.1.cache.2.values")));
+    assert!(message.contains("no tensor \"layers.1.cache.2.values\""), "{message}");
+    let message = said(read(), |arrays| drop(arrays.insert("positions".into(), (vec![3, 2], vec![0.0; 6]))));
+    assert!(message.contains("\"layers.0.cache.0.keys\" has shape [1, 2, 4, 8]"), "{message}");
+    let message = said(model.state_arrays(&model.state(3)), |arrays| {
+        for name in ["cache.0.keys", "cache.0.values", "cache.1.keys", "cache.1.values"] {
+            arrays.insert(format!("layers.0.{name}"), (vec![1, 2, 0, 8], Vec::new()));
+        }
+    });
+    assert!(message.contains("\"layers.0.cache\" holds 2 parts for 3 sequences"), "{message}");
+}
+
+/// A state of no sequences, taken from one that has read something, leaves the others as they are.
+#[test]
+fn no_sequences_are_joined_with_some() {
+    let device = Device::flex();
+    for name in PRESETS {
+        let model = config(name).init(2, &device).unwrap();
+        let mut state = model.state(2);
+        model.resume(tensor(&tokens(12, 5), &device).reshape([2, 6]), &mut state);
+        let mut joined = model.join(vec![model.select(&state, &[]), model.select(&state, &[1, 0])]);
+        assert_eq!(joined.positions(), [6, 6], "{name}");
+        let mut picked = model.select(&state, &[1, 0]);
+        let [got, expected] =
+            [&mut joined, &mut picked].map(|state| numbers(model.step(tensor(&[3, 4], &device), state)));
+        assert_near(name, &got, &expected);
+    }
+}
+
+fn layer() -> falcon_nn::Mixer {
+    MixerConfig::preset("falcon-1.3", 16, 2).unwrap().init(16, 0, &Device::flex()).unwrap()
+}
+
+#[test]
+fn a_layer_of_no_tokens_is_nothing() {
+    let (layer, nothing) = (layer(), Tensor::<2>::zeros([0, 16], &Device::flex()));
+    for sequences in [Sequences::packed(&[]), Sequences::uniform(2, 0)] {
+        let mut state = layer.state(sequences.count());
+        assert_eq!(layer.run(nothing.clone(), &sequences, &mut state).dims(), [0, 16]);
+    }
+}
+
+#[test]
+#[should_panic(expected = "width of the input, and of the layer")]
+fn inputs_of_another_width_are_refused() {
+    let layer = layer();
+    layer.forward(Tensor::zeros([1, 3, 15], &Device::flex()));
+}
+
+#[test]
+#[should_panic(expected = "sequences of the state, and sequences given")]
+fn states_of_other_sequences_are_refused() {
+    let device = Device::flex();
+    let model = config("transformer").init(1, &device).unwrap();
+    model.resume(Tensor::zeros([2, 3], &device), &mut model.state(1));
+}
+
 /// A gate that is not a number, or infinite, makes everything after it not a number, memory and all, with both engines.
 #[test]
 fn what_is_not_a_number_stays_so() {
@@ -342,18 +407,8 @@ fn gradients_match_differences() {
     for name in PRESETS {
         let model = ModelConfig { num_hidden_layers: 1, ..config(name) }.init(5, &device).unwrap();
         let ids = tensor(&tokens(3 * 14, 4), &device).reshape([3, 14]);
-        let grads = GradientsParams::from_grads(loss(&model, ids.clone()).backward(), &model);
-        let mut directions = Vec::new();
-        model.visit_parameters(|parameter, id, values| {
-            let found = match values.shape.len() {
-                1 => numbers(grads.get::<1>(id).unwrap()),
-                2 => numbers(grads.get::<2>(id).unwrap()),
-                _ => numbers(grads.get::<3>(id).unwrap()),
-            };
-            assert!(found.iter().any(|g| *g != 0.0), "{name}: no gradient reaches {parameter}");
-            directions.push((parameter.to_string(), found));
-        });
-        for (moving, grad) in &directions {
+        for (moving, grad) in &model.gradients(&loss(&model, ids.clone()).backward()) {
+            assert!(grad.iter().any(|g| *g != 0.0), "{name}: no gradient reaches {moving}");
             let slope: f64 = grad.iter().map(|g| f64::from(g.abs())).sum();
             let moved = |by: f32| {
                 let model = model.clone().with_parameters(|parameter, values| {
