@@ -16,7 +16,7 @@ use crate::sequences::Sequences;
 
 /// `y = x Wᵀ`, without bias.
 #[derive(Module, Debug)]
-pub struct Linear {
+pub(crate) struct Linear {
     /// `[out, in]`.
     pub weight: Param<Tensor<2>>,
 }
@@ -35,7 +35,7 @@ impl Linear {
 
 /// RMS normalisation with a learned weight.
 #[derive(Module, Debug)]
-pub struct RmsNorm {
+pub(crate) struct RmsNorm {
     /// `[features]`.
     pub weight: Param<Tensor<1>>,
     eps: f64,
@@ -61,7 +61,7 @@ impl RmsNorm {
 
 /// A causal convolution over time, one filter per channel.
 #[derive(Module, Debug)]
-pub struct ShortConv {
+pub(crate) struct ShortConv {
     /// `[channels, 1, taps]`, the last tap for the current token.
     pub weight: Param<Tensor<3>>,
     #[module(skip)]
@@ -158,7 +158,7 @@ impl ShortConv {
 
 /// `W₂ (silu(W₁ x) ⊙ W₃ x)`.
 #[derive(Module, Debug)]
-pub struct SwiGlu {
+pub(crate) struct SwiGlu {
     gate_proj: Linear,
     up_proj: Linear,
     down_proj: Linear,

@@ -30,7 +30,7 @@ pub struct Model {
 
 /// A row for every token.
 #[derive(Module, Debug)]
-pub struct Embedding {
+pub(crate) struct Embedding {
     /// `[vocabulary, hidden]`.
     pub weight: Param<Tensor<2>>,
 }
@@ -207,7 +207,30 @@ impl Model {
         self.run(tokens, &sequences, state)
     }
 
-    /// Logits `[tokens, vocabulary]` of packed sequences.
+    /// Logits `[tokens, vocabulary]` of packed sequences: of any length, side by side, moving `state` on.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use falcon_nn::{ModelConfig, Sequences};
+    ///
+    /// let device = Device::flex();
+    /// let model = ModelConfig::preset("falcon-1.3", "micro", 12)?.init(0, &device)?;
+    /// let mut state = model.state(2);
+    /// // Two tokens of the first sequence, three of the second.
+    /// let logits = model.run(Tensor::from_data([1, 2, 3, 4, 5], &device), &Sequences::packed(&[2, 3]), &mut state);
+    /// assert_eq!((logits.dims(), state.positions()), ([5, 12], &[2, 3][..]));
+    ///
+    /// // Two ways to go on from the second, and beside them one that has read nothing.
+    /// let twice = model.select(&state, &[1, 1]);
+    /// let mut state = model.join(vec![twice, model.state(1)]);
+    /// let logits = model.step(Tensor::from_data([6, 7, 8], &device), &mut state);
+    /// assert_eq!((logits.dims(), state.positions()), ([3, 12], &[4, 4, 1][..]));
+    /// # Ok::<(), falcon_nn::ConfigError>(())
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If there are other tokens than the sequences have, or if `state` is of another model or of other sequences.
     pub fn run(&self, tokens: Tensor<1, Int>, sequences: &Sequences, state: &mut ModelState) -> Tensor<2> {
         let x = self.hidden(tokens, sequences, state);
         self.logits(x)
