@@ -265,7 +265,8 @@ fn inputs_of_another_width_are_refused() {
 #[should_panic(expected = "sequences of the state, and sequences given")]
 fn states_of_other_sequences_are_refused() {
     let device = Device::flex();
-    let model = config("transformer").init(1, &device).unwrap();
+    // Rotary positions as tensors are made for each sequence of the state.
+    let model = Model::new(&config("transformer"), Engine::Tensors, 1, &device).unwrap();
     model.resume(Tensor::zeros([2, 3], &device), &mut model.state(1));
 }
 
