@@ -11,7 +11,7 @@ use burn::tensor::Tensor;
 
 use super::blocks::{Room, by_blocks, rows};
 use super::bridge::{Array, ManyOp, Primitive, Slice, run_many};
-use super::slices::{sigmoid, vectorised};
+use super::slices::{dot, sigmoid, vectorised};
 
 /// What the gain is.
 #[derive(Clone, Copy, Debug)]
@@ -198,11 +198,12 @@ impl ManyOp for Gating {
                                 of.zip(before.iter().zip(&mut *grad_before))
                             {
                                 let factor = self.factor(*ridge);
-                                let mut along = 0.0;
-                                for ((grad_z, z), grad) in grad_z.iter_mut().zip(z).zip(grad) {
-                                    let s = sigmoid(*z);
-                                    *grad_z = grad * factor * s * (1.0 - s);
-                                    along += grad * s;
+                                // First σ(z) in its place: loops without a sum are vectorised.
+                                grad_z.iter_mut().zip(z).for_each(|(s, z)| *s = sigmoid(*z));
+                                // Lanes cost more than they save where there is one number.
+                                let along = if gains > 1 { dot(grad, grad_z) } else { grad[0] * grad_z[0] };
+                                for (grad_z, grad) in grad_z.iter_mut().zip(grad) {
+                                    *grad_z = grad * factor * *grad_z * (1.0 - *grad_z);
                                 }
                                 if let Gain::OverRidge { .. } = gain {
                                     *grad_ridge = -along * factor / (1.0 + ridge);
