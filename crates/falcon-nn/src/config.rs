@@ -68,7 +68,7 @@ pub struct MixerConfig {
     pub output_norm: OutputNorm,
     /// Gate of what was read.
     pub output_gate: OutputGate,
-    /// Whether values are added to what was read, with a learned weight a head.
+    /// Whether values are added to what was read, with a learned weight per head.
     pub value_skip: bool,
     /// Base of rotary positions; none without them.
     pub rope_theta: Option<f64>,
@@ -125,8 +125,8 @@ option! {
         None,
         /// `β = 2σ(w·h)`, and `η = β / (E + λ + ε)`: the paper's ctx-β.
         Beta,
-        /// `η = 2σ(w·h) / (Ē (1 + λ̄))` with the nominal energy `Ē` of a normalised key: the paper's ctx-η, see
-        /// [`MixerConfig::nominal_energy`].
+        /// `η = 2σ(w·h) / Ē`, and that over `1 + λ̄` with [`DecayGate::Lambda`]: the paper's ctx-η. `Ē` is the nominal energy of a
+        /// normalised key, see [`MixerConfig::nominal_energy`].
         Eta,
         /// `η = σ(w·h)`: DeltaNet.
         Sigmoid,
@@ -139,11 +139,11 @@ option! {
     DecayGate {
         /// Nothing decays.
         None,
-        /// A ridge in units of the energy, `λ̄ = λ_scale σ(w·h + b)`.
+        /// A ridge `λ_scale σ(w·h + b)`: `λ̄`, in units of the energy, or `λ` itself where the rule takes it so, as `online-ridge` does.
         Lambda,
         /// `γ = 1 − 2^(−5−i)` for head `i`: RetNet.
         Fixed,
-        /// `γ = exp(−A Δ)`, `Δ = softplus(w·h + b)`: Mamba-2, Gated DeltaNet.
+        /// `γ = exp(−A Δ)`, `Δ = softplus(w·h + b)`, with a learned `A` for each head: Mamba-2, Gated DeltaNet.
         Selective,
     }
 }
@@ -249,8 +249,12 @@ impl MixerConfig {
         self.mixer == SOFTMAX
     }
 
-    /// The rule with all options in place. Softmax attention has none.
+    /// The rule with all options in place. Softmax attention has none, which is an error here.
     pub fn rule(&self) -> Result<Rule, ConfigError> {
+        if self.is_softmax() {
+            let second = "a mixer other than \"softmax\", which has none".into();
+            return Err(ConfigError::Together { first: "a rule".into(), second });
+        }
         let named = Rule::ALL.into_iter().find(|(name, _)| *name == self.mixer);
         let Some((_, rule)) = named else {
             let known = Rule::ALL.iter().map(|(name, _)| *name).chain([SOFTMAX]);
@@ -276,8 +280,8 @@ impl MixerConfig {
         Ok(rule)
     }
 
-    /// `Ē`: the energy of a normalised key, which its true energy never exceeds. With `η = β / (Ē (1 + λ̄))` and `λ = λ̄ E`,
-    /// `η (E + λ) = β E / Ē ≤ β < 2`: the step is never longer than the normalised one could be.
+    /// `Ē`: the energy of a normalised key, and 1 for keys that are not. Features that [`GainGate::Eta`] is allowed with do not raise it. With
+    /// `η = β / (Ē (1 + λ̄))` and `λ = λ̄ E`, `η (E + λ) = β E / Ē ≤ β < 2`: the step is never longer than the normalised one could be.
     pub fn nominal_energy(&self) -> f64 {
         match self.qk_norm {
             QkNorm::Rms => self.head_dim as f64,
@@ -300,14 +304,14 @@ impl MixerConfig {
         ] {
             between(name, value, 1, WIDEST)?;
         }
-        between("num_heads times head_dim", self.num_heads.max(self.num_key_heads) * self.head_dim, 1, WIDEST)?;
-        between("num_heads times head_v_dim", self.num_heads * self.head_v_dim, 1, WIDEST)?;
-        between("conv_size", self.conv_size, 0, 1024)?;
-        between("window", self.window, 1, LONGEST_WINDOW)?;
         if !self.num_heads.is_multiple_of(self.num_key_heads) {
             let range = format!("a divisor of num_heads = {}", self.num_heads);
             return Err(ConfigError::Number { name: "num_key_heads", range, got: self.num_key_heads.to_string() });
         }
+        between("num_heads times head_dim", self.num_heads * self.head_dim, 1, WIDEST)?;
+        between("num_heads times head_v_dim", self.num_heads * self.head_v_dim, 1, WIDEST)?;
+        between("conv_size", self.conv_size, 0, 1024)?;
+        between("window", self.window, 1, LONGEST_WINDOW)?;
         let number = |name, value: f64, good: bool, range: &str| {
             let error = || ConfigError::Number { name, range: range.into(), got: value.to_string() };
             if good && (value as f32).is_finite() { Ok(()) } else { Err(error()) }
@@ -326,18 +330,25 @@ impl MixerConfig {
             });
         }
         if self.is_softmax() {
-            let plain = self.gain == GainGate::None
-                && self.decay == DecayGate::None
-                && self.window == 1
-                && (self.align, self.read) == (Align::Same, Read::After)
-                && self.num_key_heads == self.num_heads;
-            let second = "gain and decay \"none\", window 1, align \"same\", read \"after\" and as many key heads as heads: it has no memory that learns";
-            return if plain {
-                Ok(())
-            } else {
-                Err(ConfigError::Together { first: "mixer \"softmax\"".into(), second: second.into() })
-            };
+            let needs = [
+                (self.gain == GainGate::None, "gain \"none\""),
+                (self.decay == DecayGate::None, "decay \"none\""),
+                (self.window == 1, "window 1"),
+                (self.align == Align::Same, "align \"same\""),
+                (self.read == Read::After, "read \"after\""),
+                (self.num_key_heads == self.num_heads, "as many key heads as heads"),
+            ];
+            let unmet: Vec<_> = needs.into_iter().filter(|(met, _)| !met).map(|(_, need)| need).collect();
+            if unmet.is_empty() {
+                return Ok(());
+            }
+            let second = format!("{}: it has no memory that learns", unmet.join(", "));
+            return Err(ConfigError::Together { first: "mixer \"softmax\"".into(), second });
         }
+        let memory = self.num_heads * self.head_dim * self.head_v_dim;
+        between("num_heads times head_dim times head_v_dim", memory, 1, LARGEST_STATE)?;
+        let width = self.num_key_heads * self.head_dim + self.num_heads * self.head_v_dim;
+        between("window - 1 times the widths of keys and values", (self.window - 1) * width, 0, LARGEST_STATE)?;
         self.rule()?;
         let known_energy =
             self.qk_norm != QkNorm::None && matches!(self.feature_map, FeatureMap::Identity | FeatureMap::Relu);
@@ -364,11 +375,13 @@ impl MixerConfig {
 }
 
 /// No layer is wider; so no product of sizes overflows.
-const WIDEST: usize = 1 << 20;
+pub(crate) const WIDEST: usize = 1 << 20;
+/// Numbers that a layer keeps of one sequence, at most: a gigabyte.
+const LARGEST_STATE: usize = 1 << 28;
 /// What the chunked form takes together with a chunk.
 const LONGEST_WINDOW: usize = (1 << 14) - 64;
 
-fn between(name: &'static str, value: usize, least: usize, most: usize) -> Result<(), ConfigError> {
+pub(crate) fn between(name: &'static str, value: usize, least: usize, most: usize) -> Result<(), ConfigError> {
     if (least..=most).contains(&value) {
         return Ok(());
     }

@@ -207,7 +207,7 @@ impl Model {
         arrays
     }
 
-    /// Reads what [`Model::save_state`] wrote, on either path. A state of another model is refused.
+    /// Reads what [`Model::save_state`] wrote, with either engine. A state of another model is refused.
     pub fn load_state(&self, path: &Path) -> Result<ModelState, FileError> {
         self.restore_state(read_arrays(path)?, path)
     }
@@ -218,7 +218,7 @@ impl Model {
         let sequences = match arrays.shape(POSITIONS) {
             Some(shape) => shape.first().copied().unwrap_or(0),
             None => {
-                return Err(arrays.number(POSITIONS, "nothing: is it the state of a model?".into()));
+                return Err(arrays.refuse(POSITIONS, "nothing: is it the state of a model?".into()));
             }
         };
         let halves = arrays.counts(POSITIONS, &[sequences, 2])?;

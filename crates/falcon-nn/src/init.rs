@@ -6,6 +6,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
 
+use crate::config::ConfigError;
 use crate::ops::Engine;
 
 /// Makes parameters.
@@ -48,6 +49,11 @@ impl Init {
         self.engine
     }
 
+    /// The engine, if the device has it.
+    pub(crate) fn checked_engine(&self) -> Result<Engine, ConfigError> {
+        check(self.engine, Engine::of(&self.device))
+    }
+
     /// Independent normal numbers.
     pub(crate) fn normal<const D: usize>(&mut self, shape: [usize; D], std: f64) -> Param<Tensor<D>> {
         let count = shape.iter().product();
@@ -86,5 +92,29 @@ impl Init {
 
     fn tensor<const D: usize>(&self, data: Vec<f32>, shape: [usize; D]) -> Param<Tensor<D>> {
         Param::from_data(TensorData::new(data, shape), &self.device)
+    }
+}
+
+/// Every device has tensor operations, and one whose fastest engine are the kernels has those.
+fn check(wanted: Engine, fastest: Engine) -> Result<Engine, ConfigError> {
+    if wanted == Engine::Kernels && fastest != Engine::Kernels {
+        let second = "Burn's CPU backend, Device::flex(); on other devices use Engine::Tensors".into();
+        return Err(ConfigError::Together { first: "Engine::Kernels".into(), second });
+    }
+    Ok(wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_refused_where_there_are_none() {
+        let (kernels, tensors) = (Engine::Kernels, Engine::Tensors);
+        for (wanted, fastest) in [(kernels, kernels), (tensors, kernels), (tensors, tensors)] {
+            assert_eq!(check(wanted, fastest), Ok(wanted));
+        }
+        let said = check(kernels, tensors).unwrap_err().to_string();
+        assert!(said.starts_with("Engine::Kernels needs Burn's CPU backend") && said.ends_with("Engine::Tensors"));
     }
 }

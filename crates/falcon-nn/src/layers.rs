@@ -11,11 +11,12 @@ use crate::ops::linear::linear;
 use crate::ops::mlp::{Branch, mlp};
 use crate::ops::norm::{Norm, normalise};
 use crate::ops::project::Rms;
+use crate::ops::tensor::last;
 use crate::sequences::Sequences;
 
 /// `y = x Wᵀ`, without bias.
 #[derive(Module, Debug)]
-pub struct Linear {
+pub(crate) struct Linear {
     /// `[out, in]`.
     pub weight: Param<Tensor<2>>,
 }
@@ -34,7 +35,7 @@ impl Linear {
 
 /// RMS normalisation with a learned weight.
 #[derive(Module, Debug)]
-pub struct RmsNorm {
+pub(crate) struct RmsNorm {
     /// `[features]`.
     pub weight: Param<Tensor<1>>,
     eps: f64,
@@ -58,9 +59,9 @@ impl RmsNorm {
     }
 }
 
-/// A causal convolution over time, one filter a channel.
+/// A causal convolution over time, one filter per channel.
 #[derive(Module, Debug)]
-pub struct ShortConv {
+pub(crate) struct ShortConv {
     /// `[channels, 1, taps]`, the last tap for the current token.
     pub weight: Param<Tensor<3>>,
     #[module(skip)]
@@ -112,29 +113,30 @@ impl ShortConv {
         Tensor::cat(vec![before.unwrap_or_else(fresh), x], 1)
     }
 
-    /// The last `taps − 1` tokens of each sequence, `[sequences, taps − 1, channels]`; none if there is but one tap.
+    /// The last `taps − 1` tokens of each sequence, `[sequences, taps − 1, channels]`; none if there is but one tap. Always a copy: a view would
+    /// keep all tokens of the call until the next one.
     fn after(&self, x: Tensor<2>, sequences: &Sequences, before: Option<Tensor<3>>) -> Option<Tensor<3>> {
-        let [_, _, taps] = self.weight.dims();
-        let kept = taps - 1;
+        let [channels, _, taps] = self.weight.dims();
+        let (count, kept) = (sequences.count(), taps - 1);
         if kept == 0 {
             return None;
         }
-        let last = |x: Tensor<3>| {
-            let [_, time, _] = x.dims();
-            x.slice_dim(1, time - kept..time)
-        };
+        let device = x.device();
+        let before = || before.unwrap_or_else(|| Tensor::zeros([count, kept, channels], &device));
         Some(match sequences.time() {
-            Some(time) if time >= kept => {
-                let [tokens, channels] = x.dims();
-                last(x.reshape([tokens / time, time, channels]))
+            Some(time) if time >= kept => last(x.reshape([count, time, channels]), kept),
+            Some(time) => {
+                let before = before().slice_dim(1, time..kept);
+                Tensor::cat(vec![before, x.reshape([count, time, channels])], 1)
             }
-            Some(_) => last(self.joined(x, sequences.count(), before)),
             None => {
-                let parts = sequences.offsets().windows(2).enumerate().map(|(index, w)| {
-                    let before = before.clone().map(|before| before.slice_dim(0, index..index + 1));
-                    last(self.joined(x.clone().slice_dim(0, w[0]..w[1]), 1, before))
+                let before = before().reshape([count * kept, channels]);
+                let parts = sequences.offsets().windows(2).enumerate().flat_map(|(index, w)| {
+                    let new = kept.min(w[1] - w[0]);
+                    let old = before.clone().slice_dim(0, index * kept + new..(index + 1) * kept);
+                    [old, x.clone().slice_dim(0, w[1] - new..w[1])]
                 });
-                Tensor::cat(parts.collect(), 0)
+                Tensor::cat(parts.collect(), 0).reshape([count, kept, channels])
             }
         })
     }
@@ -156,7 +158,7 @@ impl ShortConv {
 
 /// `W₂ (silu(W₁ x) ⊙ W₃ x)`.
 #[derive(Module, Debug)]
-pub struct SwiGlu {
+pub(crate) struct SwiGlu {
     gate_proj: Linear,
     up_proj: Linear,
     down_proj: Linear,
@@ -193,7 +195,9 @@ impl SwiGlu {
 
 #[cfg(test)]
 mod tests {
+    use burn::backend::TensorMetadata;
     use burn::module::ParamId;
+    use burn::tensor::Device;
 
     use super::*;
     use crate::ops::testing::compare;
@@ -222,6 +226,25 @@ mod tests {
                     let kept = past.map(|past| past.flatten(0, 2));
                     [y.flatten(0, 1)].into_iter().chain(kept).collect()
                 });
+            }
+        }
+    }
+
+    /// What is kept is a few rows of its own: it does not hold on to the tokens of the call.
+    #[test]
+    fn what_is_kept_is_no_view() {
+        let device = Device::flex();
+        let channels = 5;
+        let layer = ShortConv::new(channels, 4, Activation::None, &mut Init::new(0, &device));
+        for lengths in [vec![100], vec![50, 50], vec![1, 99], vec![60, 40], vec![2, 2], vec![1], vec![3]] {
+            let sequences = Sequences::packed(&lengths);
+            let x = Tensor::<2>::ones([sequences.tokens(), channels], &device);
+            for before in [None, Some(Tensor::zeros([lengths.len(), 3, channels], &device))] {
+                let mut past = before.clone();
+                layer.forward(x.clone(), &sequences, &mut past);
+                let past = past.expect("three taps look back");
+                assert_eq!(past.dims(), [lengths.len(), 3, channels]);
+                assert!(past.into_dispatch().can_mut(), "shared after {lengths:?}");
             }
         }
     }

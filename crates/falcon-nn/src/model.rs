@@ -9,6 +9,7 @@ use crate::layers::{Linear, RmsNorm, SwiGlu};
 use crate::mixer::{Mixer, MixerState};
 use crate::mup;
 use crate::ops::Engine;
+use crate::ops::embedding::embed;
 use crate::ops::linear::linear;
 use crate::probe::Probe;
 use crate::rotary::Rotary;
@@ -29,7 +30,7 @@ pub struct Model {
 
 /// A row for every token.
 #[derive(Module, Debug)]
-pub struct Embedding {
+pub(crate) struct Embedding {
     /// `[vocabulary, hidden]`.
     pub weight: Param<Tensor<2>>,
 }
@@ -106,6 +107,7 @@ impl Block {
 impl Model {
     /// A model with the initial parameters of `seed`, computing by `engine`.
     pub fn new(config: &ModelConfig, engine: Engine, seed: u64, device: &Device) -> Result<Self, ConfigError> {
+        config.validate()?;
         let branches = config.num_hidden_layers * if config.intermediate_size > 0 { 2 } else { 1 };
         Self::with_init(config, &mut Init::new(seed, device).engine(engine).branches(branches))
     }
@@ -125,7 +127,7 @@ impl Model {
             norm: RmsNorm::new(hidden, config.mixer.norm_eps, init),
             lm_head,
             config: config.clone(),
-            engine: init.layers_engine(),
+            engine: init.checked_engine()?,
         })
     }
 
@@ -139,8 +141,8 @@ impl Model {
         &self.config
     }
 
-    /// How it computes: settled when it is made or loaded, by the device it is made on. One without kernels of ours takes
-    /// [`Engine::Tensors`]; nothing falls back unsaid.
+    /// How it computes: settled when it is made or loaded, by the device it is on. Where there are no kernels that is by
+    /// [`Engine::Tensors`]; nothing changes engines silently.
     pub fn engine(&self) -> Engine {
         self.engine
     }
@@ -172,7 +174,7 @@ impl Model {
     ///
     /// If there is none, or if they are not all of this model.
     pub fn join(&self, mut states: Vec<ModelState>) -> ModelState {
-        assert!(!states.is_empty(), "a state at least");
+        assert!(!states.is_empty(), "no states to join");
         states.iter().for_each(|state| self.check_depth(state));
         if states.len() == 1 {
             return states.remove(0);
@@ -205,7 +207,30 @@ impl Model {
         self.run(tokens, &sequences, state)
     }
 
-    /// Logits `[tokens, vocabulary]` of packed sequences.
+    /// Logits `[tokens, vocabulary]` of packed sequences: of any length, side by side, moving `state` on.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use falcon_nn::{ModelConfig, Sequences};
+    ///
+    /// let device = Device::flex();
+    /// let model = ModelConfig::preset("falcon-1.3", "micro", 12)?.init(0, &device)?;
+    /// let mut state = model.state(2);
+    /// // Two tokens of the first sequence, three of the second.
+    /// let logits = model.run(Tensor::from_data([1, 2, 3, 4, 5], &device), &Sequences::packed(&[2, 3]), &mut state);
+    /// assert_eq!((logits.dims(), state.positions()), ([5, 12], &[2, 3][..]));
+    ///
+    /// // Two ways to go on from the second, and beside them one that has read nothing.
+    /// let twice = model.select(&state, &[1, 1]);
+    /// let mut state = model.join(vec![twice, model.state(1)]);
+    /// let logits = model.step(Tensor::from_data([6, 7, 8], &device), &mut state);
+    /// assert_eq!((logits.dims(), state.positions()), ([3, 12], &[4, 4, 1][..]));
+    /// # Ok::<(), falcon_nn::ConfigError>(())
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If there are other tokens than the sequences have, or if `state` is of another model or of other sequences.
     pub fn run(&self, tokens: Tensor<1, Int>, sequences: &Sequences, state: &mut ModelState) -> Tensor<2> {
         let x = self.hidden(tokens, sequences, state);
         self.logits(x)
@@ -217,7 +242,7 @@ impl Model {
     }
 
     /// Calls `see` with the name and the numbers of every tensor on the way to the logits of fresh packed sequences, in the order they
-    /// are computed: `embeddings`, then of each layer such as `layers.0.attn.q` and, where it has them, the means to steer by,
+    /// are computed: `embeddings`; then those of each layer, such as `layers.0.attn.q` and, where it has them, its gates,
     /// `layers.0.attn.beta` or `eta`, `lambda` and `gamma`; then `norm` and `logits`.
     pub fn observe(&self, tokens: Tensor<1, Int>, sequences: &Sequences, mut see: impl FnMut(&str, &[f32])) {
         let mut probe = Probe::new(&mut see);
@@ -243,7 +268,7 @@ impl Model {
             return Tensor::zeros([0, self.config.hidden_size], &self.device());
         }
         let rotary = self.layers[0].attn.rotary(sequences, state.positions());
-        let mut x = self.embeddings.weight.val().select(0, tokens);
+        let mut x = embed(self.engine, self.embeddings.weight.val(), tokens);
         probe.see("embeddings", &x);
         for (index, (layer, state)) in self.layers.iter().zip(&mut state.layers).enumerate() {
             probe.enter_layer(index);
@@ -258,6 +283,8 @@ impl Model {
     /// Logits from [`Model::hidden`].
     pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
         let output = self.lm_head.as_ref().map_or(&self.embeddings.weight, |head| &head.weight);
-        linear(self.engine, hidden.mul_scalar(mup::output_multiplier(&self.config)), output.val())
+        let multiplier = mup::output_multiplier(&self.config);
+        let hidden = if multiplier == 1.0 { hidden } else { hidden.mul_scalar(multiplier) };
+        linear(self.engine, hidden, output.val())
     }
 }

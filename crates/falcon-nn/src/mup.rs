@@ -14,7 +14,7 @@
 use crate::config::ModelConfig;
 
 /// What logits are multiplied by.
-pub fn output_multiplier(config: &ModelConfig) -> f64 {
+pub(crate) fn output_multiplier(config: &ModelConfig) -> f64 {
     config.mup_base_width as f64 / config.hidden_size as f64
 }
 

@@ -13,21 +13,19 @@ pub struct Parameter {
     pub name: String,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// What Burn calls it.
-    pub id: ParamId,
 }
 
 impl Model {
     /// Every parameter, in the order of the model.
     pub fn parameters(&self) -> Vec<Parameter> {
         let mut found = Vec::new();
-        self.visit_parameters(|name, id, tensor| {
-            found.push(Parameter { name: name.into(), shape: tensor.shape, id });
+        self.visit_parameters(|name, _, values| {
+            found.push(Parameter { name: name.into(), shape: values.shape });
         });
         found
     }
 
-    /// Calls `f` with the name, the identity and the values of every parameter.
+    /// Calls `f` with the name, Burn's identity and the values of every parameter.
     pub fn visit_parameters(&self, f: impl FnMut(&str, ParamId, Values<'_>)) {
         self.visit(&mut Visitor { path: Stack::default(), f });
     }
@@ -39,7 +37,32 @@ impl Model {
         found
     }
 
-    /// Replaces the values of every parameter by what `f` makes of them, as many.
+    /// Replaces the values of every parameter by what `f` makes of them, as many: a step of plain gradient descent, say.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Int, Tensor};
+    /// use falcon_nn::{ModelConfig, cross_entropy};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = ModelConfig::preset("falcon-1a.3", "micro", 12)?.init(0, &device)?;
+    /// let tokens = || Tensor::<2, Int>::from_data([[1, 2, 3, 4, 5]], &device);
+    /// let loss = |logits: Tensor<3>| cross_entropy(logits.reshape([5, 12]), &[2, 3, 4, 5, 6]);
+    ///
+    /// let before = loss(model.forward(tokens()));
+    /// let mut grads = model.gradients(&before.backward()).into_iter();
+    /// let model = model.with_parameters(|name, values| {
+    ///     let (of, grad) = grads.next().expect("as many as parameters, in their order");
+    ///     assert_eq!(of, name);
+    ///     values.to_vec().iter().zip(grad).map(|(x, g)| x - 0.01 * g).collect()
+    /// });
+    /// let after = loss(model.forward(tokens()));
+    /// assert!(after.into_scalar::<f32>() < before.into_scalar::<f32>());
+    /// # Ok::<(), falcon_nn::ConfigError>(())
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If `f` returns fewer numbers than the parameter has, or more.
     pub fn with_parameters(self, f: impl FnMut(&str, Values<'_>) -> Vec<f32>) -> Self {
         self.map(&mut Mapper { path: Stack::default(), f })
     }

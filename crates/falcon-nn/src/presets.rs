@@ -5,7 +5,7 @@ use falcon_kernels::rule::{Align, Read};
 
 use crate::config::{
     Activation, ConfigError, DecayGate, FeatureMap, GainGate, MixerConfig, ModelConfig, OutputGate, OutputNorm,
-    QkNorm, SOFTMAX, nearest,
+    QkNorm, SOFTMAX, WIDEST, between, nearest,
 };
 
 /// Names of all presets.
@@ -36,7 +36,7 @@ struct Size {
     heads: usize,
     /// Inner width of the SwiGLU beside attention.
     intermediate: usize,
-    /// The same beside a mixer with as many parameters as attention, where all models but the Transformer are given a little more.
+    /// The same beside a mixer that has as many parameters as attention: some sizes give all models but the Transformer a little more.
     wider: usize,
     /// For mixers with a matrix more.
     gated: usize,
@@ -63,14 +63,17 @@ fn size(name: &str) -> Result<Size, ConfigError> {
 }
 
 impl MixerConfig {
-    /// A mixer by name, for a residual stream of `hidden` numbers: a preset of the paper, the start of something else.
+    /// A mixer by name, for a residual stream of `hidden` numbers: as in the paper, or to be changed from there. `mamba2` has heads of its own,
+    /// and does not look at `heads`.
     pub fn preset(name: &str, hidden: usize, heads: usize) -> Result<Self, ConfigError> {
         let wrong =
             |name, range: String, got: usize| Err(ConfigError::Number { name, range, got: got.to_string() });
         if heads == 0 {
             return wrong("num_heads", "1 at least".into(), heads);
         }
-        if hidden == 0 || !hidden.is_multiple_of(heads) {
+        between("hidden_size", hidden, 1, WIDEST)?;
+        // Mamba-2 has heads of its own.
+        if name != "mamba2" && !hidden.is_multiple_of(heads) {
             return wrong("hidden_size", format!("a multiple of num_heads = {heads}"), hidden);
         }
         let width = hidden / heads;
@@ -130,7 +133,7 @@ impl MixerConfig {
                 output_norm: OutputNorm::None,
                 ..base("normalised-linear-attention")
             },
-            // Sun et al.: rotary positions, a fixed decay a head, group norm, swish gate.
+            // Sun et al.: rotary positions, a fixed decay per head, group norm, swish gate.
             "retnet" => Self {
                 conv_size: 0,
                 qk_norm: QkNorm::None,

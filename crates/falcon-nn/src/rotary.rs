@@ -57,3 +57,44 @@ impl Rotary {
         if scale == 1.0 { turned } else { turned.mul_scalar(scale) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scores of turned features are those of the angle between their tokens, wherever the sequence starts.
+    #[test]
+    fn scores_depend_on_the_distance() {
+        let (theta, time, dim) = (100.0, 9, 4);
+        let device = Device::flex();
+        // The same feature of every token, turned.
+        let turned = |engine, start: usize, feature: usize| -> Vec<f32> {
+            let rotary = Rotary::new(theta, dim, &Sequences::uniform(1, time), &[start], engine, &device);
+            let data = (0..time * dim).map(|i| if i % dim == feature { 1.0f32 } else { 0.0 }).collect();
+            let x = Tensor::from_data(TensorData::new(data, [time, 1, dim]), &device);
+            rotary.turn(x, 1.0).into_data().try_into_vec().unwrap()
+        };
+        for (engine, start) in [Engine::Kernels, Engine::Tensors]
+            .into_iter()
+            .flat_map(|engine| [0, 1000].map(|start| (engine, start)))
+        {
+            let features: Vec<_> = (0..dim).map(|feature| turned(engine, start, feature)).collect();
+            for (t, s) in (0..time).flat_map(|t| (0..time).map(move |s| (t, s))) {
+                let score = |q: usize, k: usize| -> f64 {
+                    let (q, k) = (&features[q][t * dim..][..dim], &features[k][s * dim..][..dim]);
+                    q.iter().zip(k).map(|(q, k)| f64::from(q * k)).sum()
+                };
+                for i in 0..dim / 2 {
+                    let angle = (t as f64 - s as f64) * theta.powf(-(i as f64) / 2.0);
+                    let (a, b) = (i, i + dim / 2);
+                    for (got, expected) in
+                        [(score(a, a), angle.cos()), (score(b, b), angle.cos()), (score(a, b), angle.sin())]
+                    {
+                        assert!((got - expected).abs() < 1e-6, "{engine:?}, {t} and {s}: {got}, not {expected}");
+                    }
+                    assert_eq!(score(a, 1 - i), 0.0, "pairs do not meet");
+                }
+            }
+        }
+    }
+}

@@ -1,12 +1,17 @@
 //! Kernels and tensor operations are one model: logits and gradients agree. With the feature `wgpu` the tensor operations run on
 //! whatever device that finds.
 
+mod common;
+
 use std::collections::BTreeMap;
 
-use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData, activation};
 use falcon_kernels::rule::{Align, Read};
-use falcon_nn::{Engine, MixerConfig, Model, ModelConfig, PRESETS};
+use falcon_nn::{Engine, Model, ModelConfig, PRESETS};
+
+use self::common::{numbers, small};
+
+const VOCABULARY: usize = 11;
 
 #[cfg(not(feature = "wgpu"))]
 fn elsewhere() -> Device {
@@ -18,13 +23,8 @@ fn elsewhere() -> Device {
     Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)
 }
 
-fn config(name: &str, hidden: usize) -> ModelConfig {
-    let mut config = ModelConfig::preset(name, "tiny", 11).unwrap();
-    config.hidden_size = hidden;
-    config.num_hidden_layers = 2;
-    config.intermediate_size = config.intermediate_size.min(24);
-    config.mixer = MixerConfig::preset(name, hidden, 2).unwrap();
-    config
+fn config(name: &str) -> ModelConfig {
+    ModelConfig { mup_base_width: 128, ..small(name, VOCABULARY) }
 }
 
 /// Logits, and the gradient of every parameter.
@@ -32,27 +32,15 @@ fn outcome(config: &ModelConfig, engine: Engine, device: &Device) -> BTreeMap<St
     let model = Model::new(config, engine, 7, device).unwrap();
     assert_eq!(model.engine(), engine);
     let (batch, time) = (2, 37);
-    let ids: Vec<i32> = (0..batch * time).map(|i| (i * i + 3 * i) % 11).collect();
+    let ids: Vec<i32> = (0..batch * time).map(|i| ((i * i + 3 * i) % VOCABULARY) as i32).collect();
     let ids = Tensor::from_data(TensorData::new(ids, [batch, time]), device);
     let logits = model.forward(ids);
-    let weights: Vec<f32> = (0..batch * time * 11).map(|i| (i as f32 * 0.7).sin()).collect();
-    let weights = Tensor::from_data(TensorData::new(weights, [batch, time, 11]), device);
+    let weights: Vec<f32> = (0..batch * time * VOCABULARY).map(|i| (i as f32 * 0.7).sin()).collect();
+    let weights = Tensor::from_data(TensorData::new(weights, [batch, time, VOCABULARY]), device);
     let mut found = BTreeMap::from([("logits".to_string(), numbers(logits.clone()))]);
     let grads = (activation::log_softmax(logits, 2) * weights).sum().backward();
-    let grads = GradientsParams::from_grads(grads, &model);
-    model.visit_parameters(|name, id, values| {
-        let grad = match values.shape.len() {
-            1 => numbers(grads.get::<1>(id).unwrap()),
-            2 => numbers(grads.get::<2>(id).unwrap()),
-            _ => numbers(grads.get::<3>(id).unwrap()),
-        };
-        found.insert(name.into(), grad);
-    });
+    found.extend(model.gradients(&grads));
     found
-}
-
-fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().try_to_vec().unwrap()
 }
 
 fn assert_agree(what: &str, config: &ModelConfig) {
@@ -71,7 +59,7 @@ fn assert_agree(what: &str, config: &ModelConfig) {
 #[test]
 fn both_engines_are_one_model() {
     for name in PRESETS {
-        assert_agree(name, &config(name, 16));
+        assert_agree(name, &config(name));
     }
 }
 
@@ -82,7 +70,7 @@ fn timing_is_two_options() {
         let mut logits = Vec::new();
         for align in [Align::Next, Align::Same] {
             for read in [Read::After, Read::Before] {
-                let mut config = config(name, 16);
+                let mut config = config(name);
                 (config.mixer.align, config.mixer.read) = (align, read);
                 assert_agree(&format!("{name} {align:?} {read:?}"), &config);
                 logits.push(outcome(&config, Engine::Kernels, &Device::flex().autodiff()).remove("logits"));

@@ -1,25 +1,23 @@
 //! Every preset: streaming, packing, gradients, learning, files, sizes.
 
+mod common;
+
 use std::path::Path;
 
 use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 use falcon_nn::{
-    DecayGate, Engine, FeatureMap, GainGate, MixerConfig, Model, ModelConfig, OutputNorm, PRESETS, Sequences,
+    DecayGate, Engine, FeatureMap, GainGate, MixerConfig, Model, ModelConfig, NamedArrays, OutputNorm, PRESETS,
+    Sequences,
 };
+
+use self::common::{numbers, small};
 
 const VOCABULARY: usize = 13;
 
-/// A preset, small enough to be run many times.
 fn config(name: &str) -> ModelConfig {
-    let mut config = ModelConfig::preset(name, "tiny", VOCABULARY).unwrap();
-    config.hidden_size = 16;
-    config.num_hidden_layers = 2;
-    config.intermediate_size = config.intermediate_size.min(24);
-    config.mup_base_width = 16;
-    config.mixer = MixerConfig::preset(name, 16, 2).unwrap();
-    config
+    small(name, VOCABULARY)
 }
 
 fn tokens(count: usize, seed: usize) -> Vec<i32> {
@@ -28,10 +26,6 @@ fn tokens(count: usize, seed: usize) -> Vec<i32> {
 
 fn tensor(tokens: &[i32], device: &Device) -> Tensor<1, Int> {
     Tensor::from_data(TensorData::new(tokens.to_vec(), [tokens.len()]), device)
-}
-
-fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().try_to_vec().unwrap()
 }
 
 fn assert_near(what: &str, got: &[f32], expected: &[f32]) {
@@ -204,20 +198,97 @@ fn hostile_states_are_refused() {
     assert!(message.contains("layers.0") && message.contains("1048576"), "{message}");
 }
 
-/// A gate that is not a number makes everything after it not a number, memory and all, on both paths.
+/// Caches have a part for all sequences, or one for each.
+#[test]
+fn hostile_caches_are_refused() {
+    let device = Device::flex();
+    let model = config("transformer").init(1, &device).unwrap();
+    let mut state = model.state(3);
+    model.run(tensor(&tokens(16, 2), &device), &Sequences::packed(&[4, 7, 5]), &mut state);
+    let said = |mut arrays: NamedArrays, change: fn(&mut NamedArrays)| {
+        change(&mut arrays);
+        model.restore_state(arrays, Path::new("file")).map(|_| ()).unwrap_err().to_string()
+    };
+    let read = || model.state_arrays(&state);
+    let message = said(read(), |arrays| drop(arrays.remove("layers.0.cache.2.keys")));
+    assert!(message.contains("\"layers.0.cache\" holds 2 parts for 3 sequences"), "{message}");
+    let message = said(read(), |arrays| drop(arrays.remove("layers.1.cache.2.values")));
+    assert!(message.contains("no tensor \"layers.1.cache.2.values\""), "{message}");
+    let message = said(read(), |arrays| drop(arrays.insert("positions".into(), (vec![3, 2], vec![0.0; 6]))));
+    assert!(message.contains("\"layers.0.cache.0.keys\" has shape [1, 2, 4, 8]"), "{message}");
+    let message = said(model.state_arrays(&model.state(3)), |arrays| {
+        for name in ["cache.0.keys", "cache.0.values", "cache.1.keys", "cache.1.values"] {
+            arrays.insert(format!("layers.0.{name}"), (vec![1, 2, 0, 8], Vec::new()));
+        }
+    });
+    assert!(message.contains("\"layers.0.cache\" holds 2 parts for 3 sequences"), "{message}");
+}
+
+/// A state of no sequences, taken from one that has read something, leaves the others as they are.
+#[test]
+fn no_sequences_are_joined_with_some() {
+    let device = Device::flex();
+    for name in PRESETS {
+        let model = config(name).init(2, &device).unwrap();
+        let mut state = model.state(2);
+        model.resume(tensor(&tokens(12, 5), &device).reshape([2, 6]), &mut state);
+        let mut joined = model.join(vec![model.select(&state, &[]), model.select(&state, &[1, 0])]);
+        assert_eq!(joined.positions(), [6, 6], "{name}");
+        let mut picked = model.select(&state, &[1, 0]);
+        let [got, expected] =
+            [&mut joined, &mut picked].map(|state| numbers(model.step(tensor(&[3, 4], &device), state)));
+        assert_near(name, &got, &expected);
+    }
+}
+
+fn layer() -> falcon_nn::Mixer {
+    MixerConfig::preset("falcon-1.3", 16, 2).unwrap().init(16, 0, &Device::flex()).unwrap()
+}
+
+#[test]
+fn a_layer_of_no_tokens_is_nothing() {
+    let (layer, nothing) = (layer(), Tensor::<2>::zeros([0, 16], &Device::flex()));
+    for sequences in [Sequences::packed(&[]), Sequences::uniform(2, 0)] {
+        let mut state = layer.state(sequences.count());
+        assert_eq!(layer.run(nothing.clone(), &sequences, &mut state).dims(), [0, 16]);
+    }
+}
+
+#[test]
+#[should_panic(expected = "width of the input, and of the layer")]
+fn inputs_of_another_width_are_refused() {
+    let layer = layer();
+    layer.forward(Tensor::zeros([1, 3, 15], &Device::flex()));
+}
+
+#[test]
+#[should_panic(expected = "sequences of the state, and sequences given")]
+fn states_of_other_sequences_are_refused() {
+    let device = Device::flex();
+    // Rotary positions as tensors are made for each sequence of the state.
+    let model = Model::new(&config("transformer"), Engine::Tensors, 1, &device).unwrap();
+    model.resume(Tensor::zeros([2, 3], &device), &mut model.state(1));
+}
+
+/// A gate that is not a number, or infinite, makes everything after it not a number, memory and all, with both engines.
 #[test]
 fn what_is_not_a_number_stays_so() {
     let device = Device::flex();
-    for engine in [Engine::Kernels, Engine::Tensors] {
-        let model =
-            Model::new(&config("falcon-1.3"), engine, 1, &device).unwrap().with_parameters(|name, values| {
-                let spoilt = name == "model.layers.1.attn.b_proj.weight";
-                if spoilt { vec![f32::NAN; values.to_vec().len()] } else { values.to_vec() }
-            });
+    let cases = [("falcon-1.3", "attn.b_proj.weight", f32::NAN), ("mamba2", "attn.a_bias", f32::INFINITY)];
+    for (preset, spoilt, with, engine) in
+        cases.into_iter().flat_map(|(a, b, c)| [Engine::Kernels, Engine::Tensors].map(|engine| (a, b, c, engine)))
+    {
+        let model = Model::new(&config(preset), engine, 1, &device).unwrap().with_parameters(|name, values| {
+            let values = values.to_vec();
+            if name == format!("model.layers.1.{spoilt}") { vec![with; values.len()] } else { values }
+        });
         let mut state = model.state(1);
         let ids = tensor(&tokens(6, 1), &device).unsqueeze::<2>();
         assert!(numbers(model.resume(ids, &mut state)).iter().any(|x| x.is_nan()));
-        assert!(numbers(model.step(tensor(&[3], &device), &mut state)).iter().all(|x| x.is_nan()), "{engine:?}");
+        assert!(
+            numbers(model.step(tensor(&[3], &device), &mut state)).iter().all(|x| x.is_nan()),
+            "{preset} by {engine:?}"
+        );
     }
 }
 
@@ -337,18 +408,8 @@ fn gradients_match_differences() {
     for name in PRESETS {
         let model = ModelConfig { num_hidden_layers: 1, ..config(name) }.init(5, &device).unwrap();
         let ids = tensor(&tokens(3 * 14, 4), &device).reshape([3, 14]);
-        let grads = GradientsParams::from_grads(loss(&model, ids.clone()).backward(), &model);
-        let mut directions = Vec::new();
-        model.visit_parameters(|parameter, id, values| {
-            let found = match values.shape.len() {
-                1 => numbers(grads.get::<1>(id).unwrap()),
-                2 => numbers(grads.get::<2>(id).unwrap()),
-                _ => numbers(grads.get::<3>(id).unwrap()),
-            };
-            assert!(found.iter().any(|g| *g != 0.0), "{name}: no gradient reaches {parameter}");
-            directions.push((parameter.to_string(), found));
-        });
-        for (moving, grad) in &directions {
+        for (moving, grad) in &model.gradients(&loss(&model, ids.clone()).backward()) {
+            assert!(grad.iter().any(|g| *g != 0.0), "{name}: no gradient reaches {moving}");
             let slope: f64 = grad.iter().map(|g| f64::from(g.abs())).sum();
             let moved = |by: f32| {
                 let model = model.clone().with_parameters(|parameter, values| {
@@ -483,13 +544,48 @@ fn configurations_are_checked() {
     assert!(said(|c| c.mixer.lambda_scale = 1e39).contains("lambda_scale must be 0 or more"));
     assert!(said(|c| c.mixer.window = 20_000).contains("window must be from 1 to 16320"));
     assert!(MixerConfig::preset("falcon-1.3", 100, 0).unwrap_err().to_string().starts_with("num_heads must be 1"));
-    assert!(said(|c| c.mixer.mixer = "softmax".into()).starts_with("mixer \"softmax\" needs gain and decay"));
+    assert_eq!(
+        said(|c| c.mixer.mixer = "softmax".into()),
+        "mixer \"softmax\" needs gain \"none\", decay \"none\", align \"same\": it has no memory that learns"
+    );
+    let mut softmax = config("transformer").mixer;
+    assert_eq!(
+        softmax.rule().unwrap_err().to_string(),
+        "a rule needs a mixer other than \"softmax\", which has none"
+    );
+    softmax.window = 2;
+    let message = softmax.validate().unwrap_err().to_string();
+    assert_eq!(message, "mixer \"softmax\" needs window 1: it has no memory that learns");
+    let memory = |c: &mut ModelConfig| (c.mixer.head_dim, c.mixer.head_v_dim) = (1 << 15, 1 << 14);
+    assert_eq!(
+        said(memory),
+        "num_heads times head_dim times head_v_dim must be from 1 to 268435456, got 1073741824"
+    );
+    let window = |c: &mut ModelConfig| {
+        (c.mixer.window, c.mixer.head_dim, c.mixer.head_v_dim) = (16_001, 1 << 13, 1 << 13);
+    };
+    assert_eq!(
+        said(window),
+        "window - 1 times the widths of keys and values must be from 0 to 268435456, got 524288000"
+    );
+    assert!(said(|c| c.num_hidden_layers = usize::MAX).starts_with("num_hidden_layers must be from 1 to"));
+    let deep = ModelConfig { num_hidden_layers: usize::MAX, ..config("falcon-1.3") };
+    assert!(deep.init(0, &Device::flex()).unwrap_err().to_string().starts_with("num_hidden_layers must be"));
     let delta = |c: &mut ModelConfig| {
         c.mixer.mixer = "falcon-2".into();
         (c.mixer.gain, c.mixer.decay) = (GainGate::Delta, DecayGate::Selective);
     };
     assert!(said(delta).contains("one gain for all columns"));
-    assert!(MixerConfig::preset("mamba2", 0, 4).unwrap_err().to_string().contains("hidden_size must be"));
+    for name in ["mamba2", "falcon-1.3"] {
+        let message = MixerConfig::preset(name, 0, 4).unwrap_err().to_string();
+        assert_eq!(message, "hidden_size must be from 1 to 1048576, got 0");
+        assert!(MixerConfig::preset(name, usize::MAX, 1).is_err());
+        let layer = MixerConfig::preset(name, 32, 4).unwrap();
+        let message = layer.init(0, 0, &Device::flex()).unwrap_err().to_string();
+        assert_eq!(message, "hidden_size must be from 1 to 1048576, got 0");
+    }
+    // It has heads of its own.
+    assert!(MixerConfig::preset("mamba2", 64, 5).is_ok());
     assert!(MixerConfig::preset("mamba2", 100, 4).unwrap_err().to_string().contains("a multiple of 32"));
     assert!(
         MixerConfig::preset("falcon-1.3", 100, 3).unwrap_err().to_string().contains("a multiple of num_heads = 3")

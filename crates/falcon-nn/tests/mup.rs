@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 use falcon_nn::{MixerConfig, Model, ModelConfig, Sequences, mup};
 
@@ -43,16 +42,7 @@ fn coordinates(config: &ModelConfig) -> [f64; 3] {
         let (_, logits) = run(&model);
         let targets = ids.clone().roll(&[1], &[0]).reshape([batch * time, 1]);
         let loss = activation::log_softmax(logits, 1).gather(1, targets).mean().neg();
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        let mut found = HashMap::new();
-        model.visit_parameters(|name, id, values| {
-            let grad = match values.shape.len() {
-                1 => grads.get::<1>(id).unwrap().into_data(),
-                2 => grads.get::<2>(id).unwrap().into_data(),
-                _ => grads.get::<3>(id).unwrap().into_data(),
-            };
-            found.insert(name.to_string(), grad.try_to_vec::<f32>().unwrap());
-        });
+        let found: HashMap<_, _> = model.gradients(&loss.backward()).into_iter().collect();
         model = model.with_parameters(|name, values| {
             let rate = 1e-4 * mup::learning_rate_multiplier(config, name, &values.shape) as f32;
             let grad = &found[name];

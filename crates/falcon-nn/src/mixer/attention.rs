@@ -3,7 +3,7 @@
 use burn::tensor::{Bool, Int, Tensor, activation};
 
 use crate::ops::Engine;
-use crate::ops::attention::attention;
+use crate::ops::attention::{SCORES, attention};
 use crate::sequences::Sequences;
 
 /// Keys and values so far: of all sequences together while they are equally long, or one by one.
@@ -26,8 +26,6 @@ struct Past {
 const RECENT: usize = 128;
 /// Tokens of a block that is not joined with another any more.
 const LARGEST: usize = 4096;
-/// Numbers in the scores that are held at once.
-const SCORES: usize = 1 << 24;
 
 fn time((k, _): &Pair) -> usize {
     k.dims()[2]
@@ -119,7 +117,7 @@ impl Cache {
 
     /// One entry for each sequence.
     fn separate(&mut self, sequences: usize) {
-        if self.parts.len() == 1 && sequences > 1 {
+        if self.parts.len() == 1 && sequences != 1 {
             let all = self.parts.remove(0);
             self.parts = (0..sequences).map(|i| all.map(|x| x.clone().slice_dim(0, i..i + 1))).collect();
         }

@@ -4,7 +4,7 @@
 //! β = 2σ(W_b h)                       ctx-β: η = β / (E + λ + ε), worked out by the rule
 //! η = 2σ(W_b h) / (Ē (1 + λ̄))         ctx-η
 //! λ̄ = λ_scale σ(W_a h + b)            a ridge in units of the energy, λ = λ̄ E
-//! γ = exp(−e^A Δ), Δ = softplus(W_a h + b)
+//! γ = exp(−A Δ), A = e^{a_log}, Δ = softplus(W_a h + b)
 //! ```
 //!
 //! The paper names ctx-η without defining it; the nominal energy `Ē` is that of a normalised key, and the bound this gives is in
@@ -13,10 +13,13 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, activation};
+use falcon_kernels::rule::Decay;
 
 use crate::config::{DecayGate, GainGate, MixerConfig};
 use crate::init::Init;
 use crate::layers::Linear;
+use crate::ops::Engine;
+use crate::ops::gate::{self, Gating, gates};
 use crate::probe::Probe;
 
 #[derive(Module, Debug)]
@@ -32,6 +35,8 @@ pub(crate) struct Gate {
     #[module(skip)]
     config: MixerConfig,
     each_column: bool,
+    #[module(skip)]
+    engine: Engine,
 }
 
 /// `W_b h` and `W_a h`, where there are such matrices.
@@ -72,7 +77,8 @@ impl Gate {
             DecayGate::None | DecayGate::Fixed => None,
         };
         let a_log = (config.decay == DecayGate::Selective).then(|| init.uniform(heads, |u| (1.0 + 15.0 * u).ln()));
-        Self { b_proj, a_proj, a_bias, a_log, config: config.clone(), each_column }
+        let engine = init.layers_engine();
+        Self { b_proj, a_proj, a_bias, a_log, config: config.clone(), each_column, engine }
     }
 
     /// What the input of the mixer is multiplied with.
@@ -88,7 +94,64 @@ impl Gate {
 
     /// The gates of so many tokens.
     pub fn forward(&self, logits: Logits, tokens: usize, device: &Device) -> Gates {
-        let (heads, width) = (self.config.num_heads, self.config.head_v_dim);
+        let gates = match self.engine {
+            Engine::Kernels => self.by_kernels(logits),
+            Engine::Tensors => self.by_tensors(logits, tokens),
+        };
+        if self.config.decay != DecayGate::Fixed {
+            return gates;
+        }
+        let heads = self.config.num_heads;
+        let gammas: Vec<f32> = (0..heads).map(|i| 1.0 - (-5.0 - i as f32).exp2()).collect();
+        let gammas = Tensor::<1>::from_data(gammas.as_slice(), device).reshape([1, heads, 1]);
+        Gates { decay: Some(gammas.expand([tokens, heads, self.decays()])), ..gates }
+    }
+
+    /// How many decays a head has: a gate, unlike a ridge, is given for each column.
+    fn decays(&self) -> usize {
+        let gate = matches!(self.config.decay, DecayGate::Fixed | DecayGate::Selective);
+        if self.each_column && gate { self.config.head_v_dim } else { 1 }
+    }
+
+    /// How many gains a head has.
+    fn gains(&self) -> usize {
+        if self.each_column { self.config.head_v_dim } else { 1 }
+    }
+
+    /// All but fixed decays.
+    fn by_kernels(&self, logits: Logits) -> Gates {
+        let config = &self.config;
+        let gain = match (config.gain, config.decay) {
+            (GainGate::None, _) => None,
+            (GainGate::Sigmoid, _) => Some(gate::Gain::Sigmoid { scale: 1.0 }),
+            (GainGate::Beta, _) => Some(gate::Gain::Sigmoid { scale: 2.0 }),
+            (GainGate::Eta, DecayGate::Lambda) => {
+                Some(gate::Gain::OverRidge { scale: 2.0 / config.nominal_energy() })
+            }
+            (GainGate::Eta, _) => Some(gate::Gain::Sigmoid { scale: 2.0 / config.nominal_energy() }),
+            (GainGate::Delta, _) => Some(gate::Gain::Delta),
+        };
+        let decay = match config.decay {
+            DecayGate::None | DecayGate::Fixed => None,
+            DecayGate::Lambda => Some(gate::Decay::Ridge { scale: config.lambda_scale }),
+            DecayGate::Selective => Some(gate::Decay::Selective),
+        };
+        let gating = Gating { gain, decay, heads: config.num_heads, gains: self.gains(), decays: self.decays() };
+        let vector = |of: &Option<Param<Tensor<1>>>| of.as_ref().map(|of| of.val().into_dispatch());
+        let Logits { gain, decay } = logits;
+        let inputs = [
+            gain.map(Tensor::into_dispatch),
+            decay.map(Tensor::into_dispatch),
+            vector(&self.a_bias),
+            vector(&self.a_log),
+        ];
+        let [gain, decay] = gates(gating, inputs);
+        Gates { gain, decay }
+    }
+
+    /// The same in tensor operations.
+    fn by_tensors(&self, logits: Logits, tokens: usize) -> Gates {
+        let heads = self.config.num_heads;
         // The decay: λ̄, or Δ and with it γ; `[tokens, heads]`.
         let from_context = logits.decay.zip(self.a_bias.as_ref()).map(|(a, bias)| a + bias.val().unsqueeze());
         let (decay, delta) = match (self.config.decay, from_context) {
@@ -100,11 +163,6 @@ impl Gate {
                 let a = self.a_log.as_ref().expect("a selective decay has it").val().exp().unsqueeze();
                 (Some((delta.clone() * a).neg().exp()), Some(delta))
             }
-            (DecayGate::Fixed, _) => {
-                let gammas: Vec<f32> = (0..heads).map(|i| 1.0 - (-5.0 - i as f32).exp2()).collect();
-                let gammas = Tensor::<1>::from_data(gammas.as_slice(), device);
-                (Some(gammas.unsqueeze::<2>().expand([tokens, heads])), None)
-            }
             _ => (None, None),
         };
         let gain = logits.gain.map(activation::sigmoid);
@@ -115,8 +173,7 @@ impl Gate {
             GainGate::Beta => gain.map(|gain| gain.mul_scalar(2.0)),
             GainGate::Eta => gain.map(|gain| gain.mul_scalar(2.0 / self.config.nominal_energy())),
         };
-        let columns = if self.each_column { width } else { 1 };
-        let gain = gain.map(|gain| gain.reshape([tokens, heads, columns]));
+        let gain = gain.map(|gain| gain.reshape([tokens, heads, self.gains()]));
         let decay = decay.map(|decay| decay.reshape([tokens, heads, 1]));
         let gain = match (self.config.gain, self.config.decay, &decay) {
             (GainGate::Eta, DecayGate::Lambda, Some(ridge)) => {
@@ -124,16 +181,11 @@ impl Gate {
             }
             _ => gain,
         };
-        // A gate, unlike a ridge, is given for each column.
-        let decay = match (self.config.decay, self.each_column) {
-            (DecayGate::Fixed | DecayGate::Selective, true) => decay.map(|d| d.expand([tokens, heads, width])),
-            _ => decay,
-        };
-        Gates { gain, decay }
+        Gates { gain, decay: decay.map(|decay| decay.expand([tokens, heads, self.decays()])) }
     }
 
-    /// Shows the gates by the names that the paper has for them. `γ` of a ridge is that of a key of nominal energy: `1 − β λ̄ / (1 + λ̄)`,
-    /// or `1 − η Ē λ̄`, and not below what the rule clamps it to.
+    /// Shows the gates by the names that the paper has for them. `γ` of a ridge is that of a key of nominal energy, `1 − ηλ` with `λ = λ̄ Ē`,
+    /// or `λ` as it is where the rule takes it so, and `η = β / (Ē + λ)`, or `η` as it is; and not below what the rule clamps it to.
     pub fn show(&self, gates: &Gates, probe: &mut Probe<'_>) {
         if !probe.is_on() {
             return;
@@ -145,17 +197,116 @@ impl Gate {
         match (&gates.decay, self.config.decay) {
             (Some(ridge), DecayGate::Lambda) => {
                 probe.see("attn.lambda", ridge);
-                let step = match &gates.gain {
-                    Some(gain) if beta => gain.clone() / ridge.clone().add_scalar(1.0),
-                    Some(gain) => gain.clone().mul_scalar(self.config.nominal_energy()),
-                    None => ridge.ones_like().mul_scalar(self.config.nominal_energy()),
+                let (rule, energy) = (self.config.rule().ok(), self.config.nominal_energy());
+                let absolute = rule.is_some_and(|rule| rule.decay == Decay::Ridge);
+                let lambda = if absolute { ridge.clone() } else { ridge.clone().mul_scalar(energy) };
+                let loss = match &gates.gain {
+                    Some(gain) if beta => gain.clone() / lambda.clone().add_scalar(energy) * lambda,
+                    Some(gain) => gain.clone() * lambda,
+                    None => lambda,
                 };
-                let gamma = (step * ridge.clone()).neg().add_scalar(1.0);
-                let least = self.config.rule().ok().and_then(|rule| rule.clamp);
+                let gamma = loss.neg().add_scalar(1.0);
+                let least = rule.and_then(|rule| rule.clamp);
                 probe.see("attn.gamma", &least.map_or(gamma.clone(), |least| gamma.clamp_min(least)));
             }
             (Some(gamma), _) => probe.see("attn.gamma", gamma),
             (None, _) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::module::ParamId;
+    use falcon_kernels::{Inputs, View, coefficients};
+
+    use super::*;
+    use crate::ops::testing::compare;
+
+    /// Every gain with every decay, by head and by column.
+    #[test]
+    fn the_gates_are_their_tensor_operations() {
+        let (heads, width) = (3, 4);
+        let gains = [GainGate::None, GainGate::Beta, GainGate::Eta, GainGate::Sigmoid, GainGate::Delta];
+        let decays = [DecayGate::None, DecayGate::Lambda, DecayGate::Fixed, DecayGate::Selective];
+        for (gain, decay) in gains.into_iter().flat_map(|gain| decays.map(|decay| (gain, decay))) {
+            for (tokens, each_column) in [(1, false), (5, true), (700, false), (520, true)] {
+                let has_gain = matches!(gain, GainGate::Beta | GainGate::Eta | GainGate::Sigmoid);
+                let has_decay = matches!(decay, DecayGate::Lambda | DecayGate::Selective);
+                let delta = gain == GainGate::Delta;
+                // Nothing from context, or no configuration.
+                if !(has_gain || has_decay) || delta && (decay != DecayGate::Selective || each_column) {
+                    continue;
+                }
+                let mut config = MixerConfig::preset("falcon-1.3", heads * width, heads).unwrap();
+                (config.gain, config.decay, config.lambda_scale) = (gain, decay, 0.7);
+                let columns = if each_column { width } else { 1 };
+                let shapes = [vec![tokens, heads * columns], vec![tokens, heads], vec![heads], vec![heads]];
+                compare(&shapes, |engine, inputs| {
+                    let [z, a, bias, log] = inputs else { unreachable!("four inputs") };
+                    let vector = |of: &Tensor<1>| Some(Param::initialized(ParamId::new(), of.clone()));
+                    let gate = Gate {
+                        b_proj: None,
+                        a_proj: None,
+                        a_bias: if has_decay { vector(bias) } else { None },
+                        a_log: if decay == DecayGate::Selective { vector(log) } else { None },
+                        config: config.clone(),
+                        each_column,
+                        engine,
+                    };
+                    let logits = Logits {
+                        gain: has_gain.then(|| z.clone().reshape([tokens, heads * columns])),
+                        decay: has_decay.then(|| a.clone().reshape([tokens, heads])),
+                    };
+                    let Gates { gain, decay } = gate.forward(logits, tokens, &z.device());
+                    [gain, decay].into_iter().flatten().map(|of| of.flatten(0, 2)).collect()
+                });
+            }
+        }
+    }
+
+    /// `γ` as shown is what the rule makes of the gates of a key that has the nominal energy.
+    #[test]
+    fn what_is_shown_is_what_the_rule_does() {
+        let (heads, width) = (2, 4);
+        let device = Device::flex();
+        for (mixer, gain) in ["falcon-1", "falcon-1a", "online-ridge"]
+            .into_iter()
+            .flat_map(|mixer| [GainGate::Beta, GainGate::Eta, GainGate::None].map(|gain| (mixer, gain)))
+        {
+            let mut config = MixerConfig::preset("falcon-1.3", heads * width, heads).unwrap();
+            (config.mixer, config.gain) = (mixer.into(), gain);
+            let rule = config.rule().unwrap();
+            let gate = Gate::new(&config, heads * width, &mut Init::new(0, &device));
+            let (gains, ridges) = ([0.3f32, 1.9, 0.2, 0.05], [0.5f32, 0.1, 0.9, 0.02]);
+            let tensor = |x: [f32; 4]| Tensor::<1>::from_data(x, &device).reshape([2, heads, 1]);
+            let has_gain = gain != GainGate::None;
+            let gates = Gates { gain: has_gain.then(|| tensor(gains)), decay: Some(tensor(ridges)) };
+            let mut shown = Vec::new();
+            let mut see = |name: &str, numbers: &[f32]| {
+                if name == "attn.gamma" {
+                    shown = numbers.to_vec();
+                }
+            };
+            gate.show(&gates, &mut Probe::new(&mut see));
+
+            // Keys of ones have the energy of those that are normalised to a mean square of 1.
+            let ones = vec![1.0f32; 2 * heads * width];
+            let (keys, each) = (View::new(&ones, [2, heads, width]).unwrap(), [2, heads, 1]);
+            let inputs = Inputs {
+                q: keys,
+                k: keys,
+                v: keys,
+                gain: has_gain.then(|| View::new(&gains, each).unwrap()),
+                decay: Some(View::new(&ridges, each).unwrap()),
+                offsets: &[0, 2],
+            };
+            let found = coefficients(&rule, &inputs, &inputs.fresh_state(&rule).unwrap()).unwrap();
+            // The first token has no pair.
+            for i in heads..2 * heads {
+                let (got, expected) = (shown[i], found.gamma[i]);
+                assert!((got - expected).abs() < 1e-6, "{mixer} {gain:?}: {got}, not {expected}");
+            }
         }
     }
 }

@@ -19,7 +19,7 @@ use self::output::Output;
 use self::project::Project;
 pub use self::state::MixerState;
 pub(crate) use self::state::{Arrays, Memory, Owner};
-use crate::config::{ConfigError, MixerConfig};
+use crate::config::{ConfigError, MixerConfig, WIDEST, between};
 use crate::init::Init;
 use crate::layers::RmsNorm;
 use crate::ops::Engine;
@@ -57,7 +57,8 @@ impl Mixer {
     /// A layer with parameters from `init`.
     pub fn new(config: &MixerConfig, hidden: usize, init: &mut Init) -> Result<Self, ConfigError> {
         config.validate()?;
-        let engine = init.layers_engine();
+        between("hidden_size", hidden, 1, WIDEST)?;
+        let engine = init.checked_engine()?;
         Ok(Self {
             project: Project::new(config, hidden, init),
             gate: Gate::new(config, hidden, init),
@@ -92,7 +93,17 @@ impl Mixer {
     }
 
     /// The next tokens of packed sequences, `[tokens, hidden]`, moving `state` on.
+    ///
+    /// # Panics
+    ///
+    /// If `x` has another width than the layer or other tokens than the sequences, or if `state` is of another mixer or of other sequences.
     pub fn run(&self, x: Tensor<2>, sequences: &Sequences, state: &mut MixerState) -> Tensor<2> {
+        let ([tokens, width], hidden) = (x.dims(), self.output.hidden());
+        assert_eq!(width, hidden, "width of the input, and of the layer");
+        assert_eq!(tokens, sequences.tokens(), "tokens given, and tokens of the sequences");
+        if tokens == 0 {
+            return x;
+        }
         let rotary = self.rotary(sequences, &state.positions);
         self.mix(x, None, sequences, rotary.as_ref(), state, &mut Probe::none())
     }
@@ -108,6 +119,7 @@ impl Mixer {
 
     /// Rotary positions, if the mixer has them.
     pub(crate) fn rotary(&self, sequences: &Sequences, start: &[usize]) -> Option<Rotary> {
+        check_count(sequences, start);
         let theta = self.config.rope_theta?;
         Some(Rotary::new(theta, self.config.head_dim, sequences, start, self.engine, &self.output.device()))
     }
@@ -122,7 +134,7 @@ impl Mixer {
         state: &mut MixerState,
         probe: &mut Probe<'_>,
     ) -> Tensor<2> {
-        assert_eq!(state.positions.len(), sequences.count(), "sequences of the state, and sequences given");
+        check_count(sequences, &state.positions);
         // Whatever is a product with the input, at once; each part then takes its own.
         let matrices =
             self.project.matrices().into_iter().chain(self.gate.matrices()).chain(self.output.matrices());
@@ -140,7 +152,7 @@ impl Mixer {
                 self.gate.show(&gates, probe);
                 let Gates { gain, decay } = gates;
                 let inputs = RuleInputs { q, k, v: v.clone(), gain, decay };
-                let before = memory.take().expect("no earlier call panicked");
+                let before = memory.take().expect("an earlier call with this state panicked; make a new state");
                 let (read, after) = rule(of, inputs, sequences, before);
                 *memory = Some(after);
                 read
@@ -154,4 +166,9 @@ impl Mixer {
         }
         self.output.forward(read, v, output_gate, norm.map(|_| x))
     }
+}
+
+/// A state of other sequences would leave some out.
+fn check_count(sequences: &Sequences, positions: &[usize]) {
+    assert_eq!(positions.len(), sequences.count(), "sequences of the state, and sequences given");
 }

@@ -45,6 +45,11 @@ impl Output {
         }
     }
 
+    /// Width of the residual stream.
+    pub fn hidden(&self) -> usize {
+        self.o_proj.weight.dims()[0]
+    }
+
     pub fn device(&self) -> Device {
         self.o_proj.weight.val().device()
     }

@@ -12,6 +12,7 @@ use crate::config::MixerConfig;
 use crate::files::FileError;
 use crate::ops::Engine;
 use crate::ops::rule::RuleState;
+use crate::ops::tensor::numbers;
 
 /// What a mixer keeps of a batch of sequences: of fixed size, unless it is softmax attention.
 ///
@@ -178,10 +179,11 @@ impl Owner<'_> {
         let (sequences, config) = (positions.len(), self.config);
         let names = |part: usize| [format!("cache.{part}.keys"), format!("cache.{part}.values")];
         let count = (0..sequences).take_while(|part| arrays.shape(&names(*part)[0]).is_some()).count();
-        // Of all sequences together, or one by one.
+        // Of all sequences together, or one by one, or of none that has read anything.
         let together = count == 1 && positions.iter().all(|position| *position == positions[0]);
-        if count < sequences && !together && positions.iter().any(|position| *position > 0) {
-            return Err(arrays.number("cache", format!("{count} parts for {sequences} sequences")));
+        let nothing = count == 0 && positions.iter().all(|position| *position == 0);
+        if count < sequences && !together && !nothing {
+            return Err(arrays.refuse("cache", format!("{count} parts for {sequences} sequences")));
         }
         let batch = if together { sequences } else { 1 };
         let mut parts = Vec::new();
@@ -239,10 +241,11 @@ impl Arrays {
         let numbers = self.take(name, shape)?;
         let whole = |x: &f32| (*x >= 0.0 && *x < (1 << 24) as f32 && x.fract() == 0.0).then_some(*x as usize);
         let counts: Result<_, f32> = numbers.iter().map(|x| whole(x).ok_or(*x)).collect();
-        counts.map_err(|got| self.number(name, format!("{got}, which is no count")))
+        counts.map_err(|got| self.refuse(name, format!("{got}, which is no count")))
     }
 
-    pub fn number(&self, name: &str, got: String) -> FileError {
+    /// The error that says what an array holds that cannot be.
+    pub fn refuse(&self, name: &str, got: String) -> FileError {
         FileError::Number { path: self.path.clone(), name: self.name(name), got }
     }
 
@@ -261,9 +264,9 @@ impl Arrays {
         state.tail_len = tails.to_vec();
         state.started = started.iter().map(|started| *started > 0).collect();
         if state.started.iter().zip(positions).any(|(started, position)| *started != (*position > 0)) {
-            return Err(self.number("counts", "sequences that have begun without a token, or the reverse".into()));
+            return Err(self.refuse("counts", "sequences that have begun without a token, or the reverse".into()));
         }
-        state.check(rule, sizes).map_err(|error| self.number("counts", error.to_string()))?;
+        state.check(rule, sizes).map_err(|error| self.refuse("counts", error.to_string()))?;
         Ok(state)
     }
 }
@@ -281,8 +284,4 @@ impl MixerState {
         };
         (conv + memory) * size_of::<f32>()
     }
-}
-
-fn numbers<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
-    tensor.to_data().try_to_vec().expect("states are f32")
 }

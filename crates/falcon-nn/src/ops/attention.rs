@@ -16,15 +16,24 @@ use super::bridge::{Array, Slice, SliceOp, run};
 use super::slices::{dot, exp, max, sum, vectorised};
 use crate::sequences::Sequences;
 
+/// Numbers in the scores that are held at once, by a thread: of longer sequences some rows at a time.
+pub(crate) const SCORES: usize = 1 << 24;
+
 /// On the CPU: `[tokens, heads, dim]` each, queries scaled already, as many heads of keys as of values.
 pub(crate) fn attention(q: Tensor<3>, k: Tensor<3>, v: Tensor<3>, sequences: &Sequences) -> Tensor<3> {
-    let op = Attention { offsets: sequences.offsets().to_vec() };
+    attention_by(SCORES, q, k, v, sequences)
+}
+
+fn attention_by(scores: usize, q: Tensor<3>, k: Tensor<3>, v: Tensor<3>, sequences: &Sequences) -> Tensor<3> {
+    let op = Attention { offsets: sequences.offsets().to_vec(), scores };
     run(Arc::new(op), [q.into_dispatch(), k.into_dispatch(), v.into_dispatch()])
 }
 
 #[derive(Debug)]
 struct Attention {
     offsets: Vec<usize>,
+    /// Numbers of `P` that are held at once.
+    scores: usize,
 }
 
 /// One head of one sequence, its rows side by side.
@@ -33,23 +42,28 @@ struct Head {
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
-    /// `P`, `[time, time]`, 0 above the diagonal.
+    /// Some rows of `P`, up to the last column that is not 0 in all of them.
     p: Vec<f32>,
 }
 
 impl Head {
-    /// Works out `P` for the tokens of a sequence. The arrays are used again from head to head.
+    /// Takes the tokens of a sequence. The arrays are used again from head to head.
     fn fill(&mut self, inputs: &[Slice<'_>], tokens: &Range<usize>, head: usize) {
-        let (time, dim) = (tokens.len(), inputs[0].shape[2]);
         for (rows, of) in [&mut self.q, &mut self.k, &mut self.v].into_iter().zip(inputs) {
             gather(rows, of.data, [of.shape[1], of.shape[2]], tokens, head);
         }
-        self.p.resize(time * time, 0.0);
-        product_lower(&mut self.p, Mat::new(&self.q, dim), Mat::new(&self.k, dim).t(), |t| t + 1);
+    }
+
+    /// Works out these rows of `P`, `[rows, rows.end]`, 0 above the diagonal.
+    fn weigh(&mut self, rows: &Range<usize>, dim: usize) {
+        let width = rows.end;
+        self.p.resize(rows.len() * width, 0.0);
+        let (q, k) = (Mat::new(&self.q, dim).rows(rows.clone()), Mat::new(&self.k, dim).rows(0..width));
+        product_lower(&mut self.p, q, k.t(), past(rows));
         vectorised(
             #[inline(always)]
             || {
-                for (t, row) in self.p.chunks_exact_mut(time).enumerate() {
+                for (t, row) in rows.clone().zip(self.p.chunks_exact_mut(width)) {
                     let (past, future) = row.split_at_mut(t + 1);
                     let most = max(past);
                     past.iter_mut().for_each(|x| *x = exp(*x - most));
@@ -62,6 +76,12 @@ impl Head {
     }
 }
 
+/// How many columns of each of these rows are not in the future.
+fn past(rows: &Range<usize>) -> impl Fn(usize) -> usize + Copy + use<> {
+    let first = rows.start;
+    move |row| first + row + 1
+}
+
 /// The rows of one head.
 fn gather(rows: &mut Vec<f32>, data: &[f32], [heads, dim]: [usize; 2], tokens: &Range<usize>, head: usize) {
     rows.clear();
@@ -71,6 +91,12 @@ fn gather(rows: &mut Vec<f32>, data: &[f32], [heads, dim]: [usize; 2], tokens: &
 }
 
 impl Attention {
+    /// Rows of a sequence of so many tokens, as many at a time as their scores allow.
+    fn blocks(&self, time: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let size = (self.scores / time.max(1)).max(1);
+        (0..time).step_by(size).map(move |start| start..time.min(start + size))
+    }
+
     /// `f` of every sequence and head, in order, with arrays that it may use again.
     fn by_heads<S: Default, T: Send>(
         &self,
@@ -106,16 +132,19 @@ impl Attention {
 
 impl SliceOp for Attention {
     fn forward(&self, inputs: &[Slice<'_>], _: bool) -> Array {
-        let (heads, dim) = (inputs[2].shape[1], inputs[2].shape[2]);
+        let (heads, dim_v, dim_k) = (inputs[2].shape[1], inputs[2].shape[2], inputs[0].shape[2]);
         let rows = self.by_heads(heads, |of: &mut Head, tokens, head| {
-            let time = tokens.len();
             of.fill(inputs, tokens, head);
-            let mut out = vec![0.0; time * dim];
-            lower_matmul(&mut out, Mat::new(&of.p, time), Mat::new(&of.v, dim), |t| t + 1);
+            let mut out = vec![0.0; tokens.len() * dim_v];
+            for rows in self.blocks(tokens.len()) {
+                of.weigh(&rows, dim_k);
+                let out = &mut out[rows.start * dim_v..rows.end * dim_v];
+                lower_matmul(out, Mat::new(&of.p, rows.end), Mat::new(&of.v, dim_v), past(&rows));
+            }
             out
         });
         let rows: Vec<_> = rows.iter().map(Vec::as_slice).collect();
-        Array { data: self.scatter(&rows, heads, dim), shape: inputs[2].shape.to_vec() }
+        Array { data: self.scatter(&rows, heads, dim_v), shape: inputs[2].shape.to_vec() }
     }
 
     fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
@@ -124,26 +153,32 @@ impl SliceOp for Attention {
             let ((of, grad_o, grad_a), time) = (room, tokens.len());
             of.fill(inputs, tokens, head);
             gather(grad_o, &grad, [heads, dim_v], tokens, head);
-            grad_a.resize(time * time, 0.0);
             let [mut grad_q, mut grad_k] = [vec![0.0; time * dim_k], vec![0.0; time * dim_k]];
             let mut grad_v = vec![0.0; time * dim_v];
-            let (grad, p, bound) = (Mat::new(grad_o, dim_v), Mat::new(&of.p, time), |t: usize| t + 1);
-            lower_matmul_t(&mut grad_v, p, grad, bound);
-            product_lower(grad_a, grad, Mat::new(&of.v, dim_v).t(), bound);
-            vectorised(
-                #[inline(always)]
-                || {
-                    for (t, (grad, p)) in grad_a.chunks_exact_mut(time).zip(of.p.chunks_exact(time)).enumerate() {
-                        let (grad, future) = grad.split_at_mut(t + 1);
-                        let along = dot(grad, &p[..=t]);
-                        grad.iter_mut().zip(p).for_each(|(grad, p)| *grad = p * (*grad - along));
-                        future.fill(0.0);
-                    }
-                },
-            );
-            let grad_a = Mat::new(grad_a, time);
-            lower_matmul(&mut grad_q, grad_a, Mat::new(&of.k, dim_k), bound);
-            lower_matmul_t(&mut grad_k, grad_a, Mat::new(&of.q, dim_k), bound);
+            for rows in self.blocks(time) {
+                of.weigh(&rows, dim_k);
+                let (width, bound) = (rows.end, past(&rows));
+                let (grad, p) = (Mat::new(grad_o, dim_v).rows(rows.clone()), Mat::new(&of.p, width));
+                let (q, v) = (Mat::new(&of.q, dim_k).rows(rows.clone()), Mat::new(&of.v, dim_v).rows(0..width));
+                lower_matmul_t(&mut grad_v, p, grad, bound);
+                grad_a.resize(rows.len() * width, 0.0);
+                product_lower(grad_a, grad, v.t(), bound);
+                vectorised(
+                    #[inline(always)]
+                    || {
+                        let pairs = grad_a.chunks_exact_mut(width).zip(of.p.chunks_exact(width));
+                        for (t, (grad, p)) in rows.clone().zip(pairs) {
+                            let (grad, future) = grad.split_at_mut(t + 1);
+                            let along = dot(grad, &p[..=t]);
+                            grad.iter_mut().zip(p).for_each(|(grad, p)| *grad = p * (*grad - along));
+                            future.fill(0.0);
+                        }
+                    },
+                );
+                let (grad_a, grad_q) = (Mat::new(grad_a, width), &mut grad_q[rows.start * dim_k..width * dim_k]);
+                lower_matmul(grad_q, grad_a, Mat::new(&of.k, dim_k), bound);
+                lower_matmul_t(&mut grad_k, grad_a, q, bound);
+            }
             [grad_q, grad_k, grad_v]
         });
         let of = |i: usize, dim: usize| {
@@ -163,9 +198,25 @@ mod tests {
     use crate::ops::testing::compare;
 
     #[test]
+    fn scores_are_bounded() {
+        let op = Attention { offsets: vec![0], scores: 3000 };
+        for time in [0, 1, 54, 55, 70, 2999, 5000] {
+            let blocks: Vec<_> = op.blocks(time).collect();
+            assert!(blocks.iter().cloned().flatten().eq(0..time));
+            assert!(
+                blocks.iter().all(|rows| rows.len() == 1 || rows.len() * rows.end <= 3000),
+                "{time}: {blocks:?}"
+            );
+            assert_eq!(blocks.len() > 1, time * time > 3000, "{time}");
+        }
+    }
+
+    #[test]
     fn attention_is_its_tensor_operations() {
         let (heads, dim) = (2, 5);
-        for lengths in [&[1][..], &[40], &[3, 70, 1]] {
+        // All rows at once, some of them, and one by one.
+        let cases = [(&[1][..], SCORES), (&[40], SCORES), (&[3, 70, 1], SCORES), (&[3, 70, 1], 3000), (&[40], 1)];
+        for (lengths, scores) in cases {
             let sequences = Sequences::packed(lengths);
             let tokens = sequences.tokens();
             compare(
@@ -175,7 +226,7 @@ mod tests {
                     let k = inputs[1].clone().reshape([tokens, heads, dim]);
                     let v = inputs[2].clone().reshape([tokens, heads, 3]);
                     if engine == Engine::Kernels {
-                        return vec![attention(q, k, v, &sequences).flatten(0, 2)];
+                        return vec![attention_by(scores, q, k, v, &sequences).flatten(0, 2)];
                     }
                     let parts = sequences.offsets().windows(2).map(|w| {
                         let [q, k, v] = [&q, &k, &v].map(|x| x.clone().slice_dim(0, w[0]..w[1]).swap_dims(0, 1));

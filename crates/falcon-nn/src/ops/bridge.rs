@@ -171,6 +171,7 @@ impl SliceBackend for Flex {
         }
         with_slices(inputs, |inputs| {
             let found = op.backward(inputs, by_output);
+            assert_eq!(found.len(), inputs.len(), "gradients, and inputs");
             found.into_iter().zip(inputs).map(|(grad, input)| tensor(grad, input.shape.to_vec())).collect()
         })
     }
@@ -274,6 +275,7 @@ impl<B: SliceBackend, const N: usize> Backward<B, N> for Hub {
         let given = left.iter().enumerate().filter(|(_, grad)| grad.is_some()).map(|(index, _)| index).collect();
         let left: Vec<_> = left.into_iter().flatten().collect();
         let found = B::run_slices_backward(op, inputs.into(), left.into(), given);
+        assert_eq!(found.len(), N, "gradients, and inputs");
         for (parent, grad) in ops.parents.into_iter().zip(found) {
             if let Some(node) = parent {
                 grads.register::<B>(node.id, grad);

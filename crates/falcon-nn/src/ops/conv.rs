@@ -1,4 +1,4 @@
-//! A causal convolution over time, one filter a channel, after which SiLU may follow.
+//! A causal convolution over time, one filter per channel, after which SiLU may follow.
 //!
 //! ```text
 //! p_t = Σ_i w_i x_{t − (K−1) + i}        y = p, or p σ(p)

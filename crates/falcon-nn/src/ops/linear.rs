@@ -44,3 +44,21 @@ impl SliceOp for Linear {
         vec![grad_x, grad_weight]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::compare;
+
+    #[test]
+    fn a_product_is_its_tensor_operations() {
+        let (inputs, outputs) = (24, 40);
+        for tokens in [1, 64, 700] {
+            compare(&[vec![tokens, inputs], vec![outputs, inputs]], |engine, given| {
+                let x = given[0].clone().reshape([tokens, inputs]);
+                let weight = given[1].clone().reshape([outputs, inputs]);
+                vec![linear(engine, x, weight).flatten(0, 1)]
+            });
+        }
+    }
+}

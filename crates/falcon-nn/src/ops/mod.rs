@@ -5,6 +5,8 @@ pub(crate) mod attention;
 mod blocks;
 mod bridge;
 pub(crate) mod conv;
+pub(crate) mod embedding;
+pub(crate) mod gate;
 pub(crate) mod linear;
 pub(crate) mod loss;
 pub(crate) mod mlp;

@@ -153,3 +153,23 @@ impl SliceOp for NormOp {
         std::iter::once(grad_x).chain(weight.map(|_| grad_weight)).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::compare;
+
+    #[test]
+    fn norms_are_their_tensor_operations() {
+        let width = 24;
+        for (count, norm) in [1, 64, 700].into_iter().flat_map(|count| [(count, Norm::Rms), (count, Norm::L2)]) {
+            for weighted in [true, false] {
+                compare(&[vec![count, width], vec![width]], |engine, inputs| {
+                    let x = inputs[0].clone().reshape([count, width]);
+                    let weight = weighted.then(|| inputs[1].clone());
+                    vec![normalise(engine, norm, x, weight, 1e-6).flatten(0, 1)]
+                });
+            }
+        }
+    }
+}

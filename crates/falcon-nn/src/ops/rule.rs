@@ -153,8 +153,8 @@ impl SliceOp for RuleOp {
         let mut out = vec![0.0; inputs[2].data.len()];
         match self.try_forward(inputs, tracked, &mut out) {
             Ok(()) => {}
-            // A gate that is NaN makes everything NaN, also of the sequences beside it; who trains looks for it.
-            Err(Error::Range { value, .. }) if value.is_nan() => {
+            // A gate that is no finite number makes everything NaN, also of the sequences beside it; who trains looks for it.
+            Err(Error::Range { value, .. }) if !value.is_finite() => {
                 out.fill(f32::NAN);
                 let mut held = self.state.lock().expect("no call panicked");
                 let mut state = held.take().expect("the call put it back").into_state();

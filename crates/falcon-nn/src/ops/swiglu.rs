@@ -9,7 +9,7 @@ use super::Engine;
 use super::bridge::{Array, Slice, SliceOp, run};
 use super::slices::{ROWS, by_rows, sigmoid, vectorised};
 
-/// Numbers of a task; rows do not matter here.
+/// Rows do not matter here: numbers are cut as if rows had this width, [`ROWS`] of them to a task.
 const WIDTH: usize = 64;
 
 /// `silu(a) ⊙ b`.
@@ -74,5 +74,21 @@ impl SliceOp for SwiGlu {
             .zip(inputs)
             .for_each(|((grad_a, grad_b), ((a, b), grad))| backward(a, b, grad, grad_a, grad_b));
         vec![grad_a, grad_b]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::compare;
+
+    #[test]
+    fn swiglu_is_its_tensor_operations() {
+        for (count, width) in [(1, 70), (64, 64), (700, 70)] {
+            compare(&[vec![count, width], vec![count, width]], |engine, inputs| {
+                let [a, b] = [0, 1].map(|i| inputs[i].clone().reshape([count, width]).mul_scalar(3.0));
+                vec![swiglu(engine, a, b).flatten(0, 1)]
+            });
+        }
     }
 }

@@ -25,6 +25,8 @@ use std::ops::Range;
 use burn::tensor::{Device, Tensor, TensorData};
 use falcon_kernels::{Rule, Sizes, State};
 
+pub(crate) use self::rows::last;
+
 /// One call of a rule, `[tokens, heads, dim]`, sequences one after the other.
 #[derive(Clone, Debug)]
 pub(crate) struct RuleInputs {
@@ -150,7 +152,8 @@ fn tensor<const D: usize>(data: &[f32], shape: Vec<usize>, device: &Device) -> T
     Tensor::from_data(TensorData::new(data.to_vec(), shape), device)
 }
 
-fn numbers<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
+/// The numbers of a state, row-major.
+pub(crate) fn numbers<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
     tensor.to_data().try_to_vec().expect("states are f32")
 }
 

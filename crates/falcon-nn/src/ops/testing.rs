@@ -34,9 +34,11 @@ pub(crate) fn compare(shapes: &[Vec<usize>], f: impl Fn(Engine, &[Tensor<1>]) ->
         (found, grads.collect::<Vec<_>>())
     };
     let ((outputs, grads), (expected, expected_grads)) = (run(Engine::Kernels), run(Engine::Tensors));
+    assert_eq!(outputs.len(), expected.len(), "outputs of inputs {shapes:?}");
     for (i, (got, expected)) in outputs.iter().zip(&expected).enumerate() {
         close(got, expected, &format!("output {i} of inputs {shapes:?}"));
     }
+    assert_eq!(grads.len(), expected_grads.len(), "gradients of inputs {shapes:?}");
     for (i, (got, expected)) in grads.iter().zip(&expected_grads).enumerate() {
         // No gradient is a gradient of 0.
         let zeros = vec![0.0; shapes[i].iter().product()];

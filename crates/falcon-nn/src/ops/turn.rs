@@ -34,6 +34,7 @@ impl Turn {
     fn turned(&self, x: &[f32], shape: &[usize], sign: f32) -> Vec<f32> {
         let (heads, dim) = (shape[1], shape[2]);
         let (half, width) = (dim / 2, heads * dim);
+        assert_eq!(self.angles.cos.len(), shape[0] * half, "angles, and what is to be turned");
         let mut y = vec![0.0; x.len()];
         by_rows(&mut y, width, |first, y| {
             let angles = self.angles.cos[first * half..]

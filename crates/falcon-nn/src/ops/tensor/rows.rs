@@ -138,7 +138,7 @@ pub(super) fn scan(
     let out = out.reshape([sequences, heads, length, dim_v]).swap_dims(1, 2).reshape([tokens, heads, dim_v]);
     let state = TensorState {
         memory: memory.reshape([sequences, heads, dim_k, columns]),
-        last_key: k.slice_dim(1, length - 1..length).reshape([sequences, key_heads, dim_k]),
+        last_key: last(k, 1).reshape([sequences, key_heads, dim_k]),
         tail_x,
         tail_v,
         tail_len: vec![keep; sequences],
@@ -159,12 +159,19 @@ fn per_head(of: Tensor<4>, heads: usize) -> Tensor<3> {
     of.reshape([sequences * heads, rows, dim])
 }
 
+/// The last `count` along the second dimension, copied: what is kept of a call must not hold on to all of it.
+pub(crate) fn last<const D: usize>(of: Tensor<D>, count: usize) -> Tensor<D> {
+    let rows = of.dims()[1];
+    let indices = Tensor::<1, Int>::arange((rows - count) as i64..rows as i64, &of.device());
+    of.select(1, indices)
+}
+
 /// The last `keep` of `[sequences, rows, heads, dim]`, with zeros behind them up to `capacity`.
 fn latest(of: &Tensor<4>, keep: usize, capacity: usize) -> Tensor<4> {
-    let [sequences, rows, heads, dim] = of.dims();
+    let [sequences, _, heads, dim] = of.dims();
     let mut parts = Vec::new();
     if keep > 0 {
-        parts.push(of.clone().slice_dim(1, rows - keep..rows));
+        parts.push(last(of.clone(), keep));
     }
     if keep < capacity {
         parts.push(zeros([sequences, capacity - keep, heads, dim], of));
