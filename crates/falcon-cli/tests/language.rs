@@ -143,7 +143,8 @@ fn benchmarks_are_scored() {
     assert_eq!(result[2]["acc"]["mean"], 1.0, "{result}");
     assert!(result[2]["perplexity"]["mean"].as_f64().unwrap() < 1.5, "{result}");
     let table = house.says(&tasks);
-    assert!(table.starts_with("| 0-shot | WinoGrande | LAMBADA ppl | LAMBADA | average |"), "{table}");
+    let titles: Vec<&str> = table.lines().next().unwrap().split('|').map(str::trim).collect();
+    assert_eq!(titles, ["", "0-shot", "WinoGrande", "LAMBADA ppl", "LAMBADA", "average", ""], "{table}");
     house.refuses(&["eval", "run", "--tasks", "hellaswg", "--data", "data"], "did you mean \"hellaswag\"?");
     house.refuses(&["eval", "run", "--tasks", "all,typo", "--data", "data"], "unknown benchmark \"typo\"");
     house.refuses(&["eval", "run", "--tasks", "piqa", "--data", "data"], "piqa.jsonl");

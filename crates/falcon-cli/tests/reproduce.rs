@@ -167,7 +167,7 @@ fn language_models_are_trained_once_and_measured_in_full() {
     let metrics = folder.path().join("out/retnet-s0/metrics.jsonl");
     let before = fs::read(&metrics).unwrap();
     let args = [models.as_slice(), &["--text", "wiki.txt", "--data", "eval"]].concat();
-    printed(&lm(&args, folder.path()));
+    let shown = printed(&lm(&args, folder.path()));
     assert_eq!(fs::read(&metrics).unwrap(), before);
     let all = fs::read_to_string(folder.path().join("out/table.md")).unwrap();
     assert!(
@@ -186,7 +186,7 @@ fn language_models_are_trained_once_and_measured_in_full() {
         command.ends_with("--train train.txt --valid valid.txt --tokenizer bytes --text wiki.txt --data eval"),
         "{command}"
     );
-    assert_eq!(printed(&lm(&args, folder.path())), all);
+    assert_eq!(printed(&lm(&args, folder.path())), shown);
 }
 
 #[test]
@@ -252,7 +252,8 @@ fn tables_are_put_into_a_page() {
     let table = printed(&into(&page));
     let text = fs::read_to_string(&page).unwrap();
     assert!(text.starts_with("before\n<!-- addition quick -->\n| ") && text.ends_with("<!-- end -->\nafter\n"));
-    assert!(text.contains(table.lines().nth(2).unwrap()) && !text.contains("old"), "{text}");
+    let row = cells(table.lines().nth(2).unwrap());
+    assert!(text.lines().any(|line| cells(line) == row) && !text.contains("old"), "{text}");
     fs::write(&page, "no place for it").unwrap();
     let ran = into(&page);
     assert_eq!(ran.status.code(), Some(2));
@@ -314,7 +315,7 @@ fn the_others_are_run() {
     let ran = addition(&args, folder.path());
     let (out, said) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
     assert_eq!(ran.status.code(), Some(2), "{said}");
-    assert!(said.contains("falcon-1a.3, seed 0") && out.contains("| retnet |"), "{said} {out}");
+    assert!(said.contains("falcon-1a.3, seed 0") && out.contains("| retnet "), "{said} {out}");
     let record = AdditionRecord::read(folder.path()).unwrap();
     assert_eq!(record.rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>(), ["retnet"]);
 }

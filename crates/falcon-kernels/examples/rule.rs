@@ -21,8 +21,8 @@ fn main() -> Result<(), falcon_kernels::Error> {
         k: View::new(&k, [tokens, heads, dim_k])?,
         v: View::new(&v, [tokens, heads, dim_v])?,
         gain: Some(View::new(&beta, [tokens, heads, 1])?),
-        decay: Some(View::new(&ridge, [tokens, heads, 1])?),
-        offsets: &[0, tokens], // packed sequences: cu_seqlens
+        decay: Some(View::new(&ridge, [tokens, heads, 1])?), // λ̄
+        offsets: &[0, tokens],                               // packed sequences: cu_seqlens
     };
     let before = inputs.fresh_state(&Rule::FALCON_1)?;
     let mut state = before.clone();

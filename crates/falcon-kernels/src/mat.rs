@@ -30,7 +30,7 @@ impl<'a, F: Real> Mat<'a, F> {
     }
 
     /// Some of the rows.
-    pub(crate) fn rows(self, range: Range<usize>) -> Self {
+    pub fn rows(self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
         let start = (range.start * self.row_stride).min(self.data.len());
         Self { data: &self.data[start..], rows: range.len(), ..self }

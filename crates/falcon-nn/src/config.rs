@@ -1,7 +1,7 @@
 //! What a model is made of, as `config.json` has it.
 
 use falcon_kernels::rule::{Align, Columns, Decay, Gain, Read};
-use falcon_kernels::{Rule, RuleError};
+use falcon_kernels::{Form, Rule, RuleError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -378,8 +378,8 @@ impl MixerConfig {
 pub(crate) const WIDEST: usize = 1 << 20;
 /// Numbers that a layer keeps of one sequence, at most: a gigabyte.
 const LARGEST_STATE: usize = 1 << 28;
-/// What the chunked form takes together with a chunk.
-const LONGEST_WINDOW: usize = (1 << 14) - 64;
+/// What the chunked form takes beside a chunk of its own length.
+const LONGEST_WINDOW: usize = Form::MAX_CHUNK_AND_WINDOW - 64;
 
 pub(crate) fn between(name: &'static str, value: usize, least: usize, most: usize) -> Result<(), ConfigError> {
     if (least..=most).contains(&value) {

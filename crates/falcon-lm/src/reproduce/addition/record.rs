@@ -39,7 +39,12 @@ impl Results for AdditionRecord {
     }
 
     fn files(&self) -> Vec<(&'static str, String)> {
-        let page = format!("{}\n{}", self.table(), self.notes());
+        let page = format!(
+            "# Sums of more digits than were trained: {}\n\n{}\n{}",
+            self.scale,
+            self.table(),
+            self.notes()
+        );
         vec![(TABLE_FILE, page), (CURVES_FILE, self.curves()), (DIGITS_FILE, self.digits())]
     }
 
@@ -253,7 +258,7 @@ mod tests {
         record().write(folder.path()).unwrap();
         assert_eq!(AdditionRecord::read(folder.path()).unwrap(), record());
         let table = fs::read_to_string(folder.path().join(TABLE_FILE)).unwrap();
-        assert!(table.starts_with(&record().table()) && table.contains("$ falcon reproduce addition"));
+        assert!(table.contains(&record().table()) && table.contains("$ falcon reproduce addition"));
         assert!(table.contains("2 threads per run, 4 minutes"), "{table}");
         for picture in [CURVES_FILE, DIGITS_FILE] {
             let svg = fs::read_to_string(folder.path().join(picture)).unwrap();

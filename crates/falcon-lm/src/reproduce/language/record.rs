@@ -50,7 +50,7 @@ impl Results for LanguageRecord {
     }
 
     fn files(&self) -> Vec<(&'static str, String)> {
-        let page = format!("{}\n{}", self.table(), self.notes());
+        let page = format!("# Language models: {}\n\n{}\n{}", self.scale, self.table(), self.notes());
         vec![(TABLE_FILE, page), (CURVES_FILE, self.curves())]
     }
 }
@@ -397,7 +397,7 @@ mod tests {
         record(2).write(folder.path()).unwrap();
         assert_eq!(LanguageRecord::read(folder.path()).unwrap(), record(2));
         let page = fs::read_to_string(folder.path().join(TABLE_FILE)).unwrap();
-        assert!(page.starts_with(&record(2).table()) && page.contains("$ falcon reproduce lm"));
+        assert!(page.contains(&record(2).table()) && page.contains("$ falcon reproduce lm"));
         assert!(page.contains("a.valid 100 tokens, wiki 100 tokens"), "{page}");
         let svg = fs::read_to_string(folder.path().join(CURVES_FILE)).unwrap();
         assert!(svg.contains("falcon-3a.3") && !svg.contains("NaN"));

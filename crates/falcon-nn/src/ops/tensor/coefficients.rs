@@ -31,8 +31,7 @@ pub(super) struct Coefficients {
 impl Coefficients {
     /// `gain` and `decay` are `[batch, time, 1 | dim_v]`.
     pub fn new(rule: &Rule, gain: Option<Tensor<3>>, decay: Option<Tensor<3>>, pairs: &Pairs) -> Self {
-        let uses_energy = rule.gain == Gain::Beta || matches!(rule.decay, Decay::ScaledRidge { .. });
-        let energy = uses_energy.then(|| energy(rule, pairs));
+        let energy = rule.uses_energy().then(|| energy(rule, pairs));
         let (eta, gamma) = step_sizes(rule, gain, decay, energy, pairs);
         let write = share(eta, pairs);
         let erase = match rule.objective {
@@ -62,13 +61,13 @@ fn step_sizes(
         }
         None => of,
     };
-    let lambda = match (rule.decay, &decay, &energy) {
-        (Decay::Ridge, Some(ridge), _) => Some(ridge.clone()),
-        (Decay::ScaledRidge { detach: false }, Some(ridge), Some(energy)) => Some(ridge.clone() * energy.clone()),
-        (Decay::ScaledRidge { detach: true }, Some(ridge), Some(energy)) => {
-            Some(ridge.clone() * energy.clone().detach())
-        }
-        _ => None,
+    let lambda = match rule.decay {
+        Decay::None | Decay::Gate => None,
+        Decay::Ridge => decay.clone(),
+        Decay::ScaledRidge { detach } => decay
+            .clone()
+            .zip(energy.clone())
+            .map(|(ridge, energy)| ridge * if detach { energy.detach() } else { energy }),
     };
     let (eta, gamma) = match (rule.gain, gain, energy) {
         (Gain::Beta, Some(beta), Some(energy)) => {
@@ -90,7 +89,8 @@ fn step_sizes(
             });
             (eta, gamma)
         }
-        (_, gain, _) => {
+        (Gain::Beta, ..) => unreachable!("inputs are checked: β is given, and energies are worked out for it"),
+        (Gain::Unit | Gain::Eta, gain, _) => {
             let eta = gain.unwrap_or_else(|| ones([batch, time, 1], pairs.newest()));
             let eta = unless(eta, &boundary, 0.0);
             let gamma = lambda.map(|lambda| (eta.clone() * lambda).neg().add_scalar(1.0));
