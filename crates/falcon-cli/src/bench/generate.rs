@@ -109,7 +109,8 @@ pub(super) fn run(args: &GenerateBenchArgs) -> Result<(Table, Option<BenchError>
         curves.push(Curve { name: name.to_string(), points });
     }
     if let Some(path) = &args.picture {
-        let picture = fitted_curves("Tokens generated per second", "tokens of context", [Fit::Decades; 2], &curves);
+        let picture =
+            fitted_curves("Tokens generated per second", "tokens of context", [Fit::Decades; 2], &curves);
         write_file(path, picture.as_bytes()).map_err(|error| BenchError::File { path: path.clone(), error })?;
     }
     let title = format!(
