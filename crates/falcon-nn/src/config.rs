@@ -20,6 +20,9 @@ pub struct ModelConfig {
     pub tie_word_embeddings: bool,
     /// Standard deviation of the initial embedding.
     pub initializer_range: f64,
+    /// Standard deviation of initial matrices.
+    #[serde(default = "before::matrix_init")]
+    pub matrix_init: MatrixInit,
     /// The width at which all multipliers of [`crate::mup`] are 1. The width of the model itself switches them off.
     pub mup_base_width: usize,
     /// What mixes tokens.
@@ -64,6 +67,15 @@ pub struct MixerConfig {
     pub decay: DecayGate,
     /// The largest ridge, for [`DecayGate::Lambda`].
     pub lambda_scale: f64,
+    /// `σ(b)` of the ridge at the start, of the first head and of the last; the logits of those between are evenly spaced.
+    #[serde(default = "before::lambda_init")]
+    pub lambda_init: [f64; 2],
+    /// `ε` of the step size `β / (E + λ + ε)`.
+    #[serde(default = "before::step_eps")]
+    pub step_eps: f64,
+    /// `ε_γ`: a ridge never takes the carry `γ = 1 − ηλ` below this; none lets it fall where it falls.
+    #[serde(default = "before::gamma_floor")]
+    pub gamma_floor: Option<f64>,
     /// Normalisation of what was read.
     pub output_norm: OutputNorm,
     /// Gate of what was read.
@@ -74,6 +86,28 @@ pub struct MixerConfig {
     pub rope_theta: Option<f64>,
     /// `ε` of all normalisations.
     pub norm_eps: f64,
+}
+
+/// Values of keys that models saved by earlier versions do not have.
+mod before {
+    use super::MatrixInit;
+
+    pub fn matrix_init() -> MatrixInit {
+        MatrixInit::FanIn
+    }
+
+    /// `σ(−5)` and `σ(−2)`.
+    pub fn lambda_init() -> [f64; 2] {
+        [0.006_692_850_924_284_856, 0.119_202_922_022_117_56]
+    }
+
+    pub fn step_eps() -> f64 {
+        1e-6
+    }
+
+    pub fn gamma_floor() -> Option<f64> {
+        Some(1e-3)
+    }
 }
 
 macro_rules! option {
@@ -106,6 +140,15 @@ option! {
     }
 }
 option! {
+    /// Standard deviation of the initial matrices inside the blocks, for a residual stream of `d` numbers.
+    MatrixInit {
+        /// `1 / √fan_in`; those that end a residual branch are divided by the root of the number of branches.
+        FanIn,
+        /// `0.5 / √d`; those that end a residual branch are divided by the root of the number of layers.
+        HalfWidth,
+    }
+}
+option! {
     /// Feature map of queries and keys.
     FeatureMap {
         /// `x`.
@@ -116,6 +159,8 @@ option! {
         Relu,
         /// `max(x, 0)²`.
         SquaredRelu,
+        /// `x σ(x)`: Lightning attention.
+        Silu,
     }
 }
 option! {
@@ -125,8 +170,9 @@ option! {
         None,
         /// `β = 2σ(w·h)`, and `η = β / (E + λ + ε)`: the paper's ctx-β.
         Beta,
-        /// `η = 2σ(w·h) / Ē`, and that over `1 + λ̄` with [`DecayGate::Lambda`]: the paper's ctx-η. `Ē` is the nominal energy of a
-        /// normalised key, see [`MixerConfig::nominal_energy`].
+        /// `η = softplus(w·h + b) / Ē`, which is `1 / Ē` where `w·h = 0`: ctx-η, the control is the step size itself and no energy divides
+        /// it. `Ē` is the nominal energy of a normalised key ([`MixerConfig::nominal_energy`]), the unit of `η`. A rule that erases has
+        /// `η ≤ 2 / (Ē (1 + λ̄))`, so that `η (E + λ) ≤ 2`.
         Eta,
         /// `η = σ(w·h)`: DeltaNet.
         Sigmoid,
@@ -143,6 +189,8 @@ option! {
         Lambda,
         /// `γ = 1 − 2^(−5−i)` for head `i`: RetNet.
         Fixed,
+        /// `γ = exp(−(8 / H)(1 − l / L) i)` for head `i` of `H` in layer `l` of `L`, both counted from 0: Lightning attention.
+        Lightning,
         /// `γ = exp(−A Δ)`, `Δ = softplus(w·h + b)`, with a learned `A` for each head: Mamba-2, Gated DeltaNet.
         Selective,
     }
@@ -273,15 +321,24 @@ impl MixerConfig {
             (DecayGate::None, _) => Decay::None,
             (DecayGate::Lambda, given @ (Decay::Ridge | Decay::ScaledRidge { .. })) => given,
             (DecayGate::Lambda, _) => Decay::ScaledRidge { detach: false },
-            (DecayGate::Fixed | DecayGate::Selective, _) => Decay::Gate,
+            (DecayGate::Fixed | DecayGate::Lightning | DecayGate::Selective, _) => Decay::Gate,
         };
-        let rule = Rule { window: self.window, align: self.align, read: self.read, gain, decay, ..rule };
+        let rule = Rule {
+            window: self.window,
+            align: self.align,
+            read: self.read,
+            gain,
+            decay,
+            eps: self.step_eps,
+            clamp: self.gamma_floor,
+            ..rule
+        };
         rule.validate()?;
         Ok(rule)
     }
 
-    /// `Ē`: the energy of a normalised key, and 1 for keys that are not. Features that [`GainGate::Eta`] is allowed with do not raise it. With
-    /// `η = β / (Ē (1 + λ̄))` and `λ = λ̄ E`, `η (E + λ) = β E / Ē ≤ β < 2`: the step is never longer than the normalised one could be.
+    /// `Ē`: the energy of a normalised key, and 1 for keys that are not. No key has more, and features that [`GainGate::Eta`] is allowed with
+    /// do not raise it. With `η ≤ 2 / (Ē (1 + λ̄))` and `λ = λ̄ E`, `η (E + λ) ≤ 2 E / Ē ≤ 2`: a step never overshoots by more than it descends.
     pub fn nominal_energy(&self) -> f64 {
         match self.qk_norm {
             QkNorm::Rms => self.head_dim as f64,
@@ -317,6 +374,18 @@ impl MixerConfig {
             if good && (value as f32).is_finite() { Ok(()) } else { Err(error()) }
         };
         number("lambda_scale", self.lambda_scale, self.lambda_scale >= 0.0, "0 or more")?;
+        for share in self.lambda_init {
+            number(
+                "lambda_init",
+                share,
+                (1e-6..=1.0 - 1e-6).contains(&share),
+                "two numbers from 1e-6 to 1 - 1e-6",
+            )?;
+        }
+        number("step_eps", self.step_eps, self.step_eps >= 0.0, "0 or more")?;
+        if let Some(floor) = self.gamma_floor {
+            number("gamma_floor", floor, (0.0..1.0).contains(&floor), "\"none\", or from 0 to below 1")?;
+        }
         // Without it a vector of zeros would be divided by 0.
         number("norm_eps", self.norm_eps, self.norm_eps as f32 > 0.0, "above 0, in 32 bits")?;
         if let Some(theta) = self.rope_theta {

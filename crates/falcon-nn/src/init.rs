@@ -6,7 +6,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
 
-use crate::config::ConfigError;
+use crate::config::{ConfigError, MatrixInit, ModelConfig};
 use crate::ops::Engine;
 
 /// Makes parameters.
@@ -15,8 +15,16 @@ pub struct Init {
     rng: Option<StdRng>,
     device: Device,
     engine: Engine,
-    /// Residual branches that are summed; what ends one starts smaller by the root of their number.
-    branches: usize,
+    scale: Scale,
+    /// The layer that is made, and how many there are.
+    place: (usize, usize),
+}
+
+/// Standard deviations of matrices; see [`MatrixInit`].
+#[derive(Clone, Copy)]
+enum Scale {
+    FanIn { branches: usize },
+    HalfWidth { width: usize, layers: usize },
 }
 
 impl Init {
@@ -26,7 +34,8 @@ impl Init {
             rng: Some(StdRng::seed_from_u64(seed)),
             device: device.clone(),
             engine: Engine::of(device),
-            branches: 1,
+            scale: Scale::FanIn { branches: 1 },
+            place: (0, 1),
         }
     }
 
@@ -35,9 +44,26 @@ impl Init {
         Self { rng: None, ..self }
     }
 
-    /// The same for a model in which this many branches add to one stream.
-    pub fn branches(self, branches: usize) -> Self {
-        Self { branches: branches.max(1), ..self }
+    /// The same for the matrices of a whole model.
+    pub(crate) fn model(self, config: &ModelConfig) -> Self {
+        let layers = config.num_hidden_layers.max(1);
+        let scale = match config.matrix_init {
+            MatrixInit::FanIn => {
+                Scale::FanIn { branches: layers * if config.intermediate_size > 0 { 2 } else { 1 } }
+            }
+            MatrixInit::HalfWidth => Scale::HalfWidth { width: config.hidden_size, layers },
+        };
+        Self { scale, ..self }
+    }
+
+    /// From here on for layer `layer` of `layers`, counted from 0.
+    pub(crate) fn at(&mut self, layer: usize, layers: usize) {
+        self.place = (layer, layers);
+    }
+
+    /// The layer that is made, counted from 0, and how many there are.
+    pub(crate) fn place(&self) -> (usize, usize) {
+        self.place
     }
 
     /// The same for layers that compute by `engine`, rather than by the fastest that the device has.
@@ -64,23 +90,28 @@ impl Init {
         self.tensor(data, shape)
     }
 
-    /// A matrix `[out, in]` that keeps the size of what it is applied to.
+    /// A matrix `[out, in]` inside a block.
     pub(crate) fn matrix(&mut self, out: usize, inputs: usize) -> Param<Tensor<2>> {
-        self.normal([out, inputs], (inputs as f64).sqrt().recip())
+        self.normal([out, inputs], self.scale.inner(inputs))
     }
 
     /// A matrix `[out, in]` that ends a residual branch.
     pub(crate) fn last_matrix(&mut self, out: usize, inputs: usize) -> Param<Tensor<2>> {
-        self.normal([out, inputs], ((inputs * self.branches) as f64).sqrt().recip())
+        self.normal([out, inputs], self.scale.last(inputs))
     }
 
     /// Numbers that are `f` of uniform ones in `[0, 1)`.
-    pub(crate) fn uniform(&mut self, count: usize, f: impl Fn(f64) -> f64) -> Param<Tensor<1>> {
+    pub(crate) fn uniform<const D: usize>(
+        &mut self,
+        shape: [usize; D],
+        f: impl Fn(f64) -> f64,
+    ) -> Param<Tensor<D>> {
+        let count = shape.iter().product();
         let data = match &mut self.rng {
             Some(rng) => (0..count).map(|_| f(rng.random::<f64>()) as f32).collect(),
             None => vec![0.0; count],
         };
-        self.tensor(data, [count])
+        self.tensor(data, shape)
     }
 
     /// Given numbers.
@@ -92,6 +123,23 @@ impl Init {
 
     fn tensor<const D: usize>(&self, data: Vec<f32>, shape: [usize; D]) -> Param<Tensor<D>> {
         Param::from_data(TensorData::new(data, shape), &self.device)
+    }
+}
+
+impl Scale {
+    fn inner(self, inputs: usize) -> f64 {
+        match self {
+            Self::FanIn { .. } => (inputs as f64).sqrt().recip(),
+            Self::HalfWidth { width, .. } => 0.5 / (width as f64).sqrt(),
+        }
+    }
+
+    fn last(self, inputs: usize) -> f64 {
+        let count = match self {
+            Self::FanIn { branches } => branches,
+            Self::HalfWidth { layers, .. } => layers,
+        };
+        self.inner(inputs) / (count as f64).sqrt()
     }
 }
 

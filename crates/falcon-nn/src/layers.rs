@@ -22,7 +22,7 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
-    /// `[out, in]`, initially keeping the size of what it is applied to.
+    /// `[out, in]`, inside a block.
     pub(crate) fn matrix(out: usize, inputs: usize, init: &mut Init) -> Self {
         Self { weight: init.matrix(out, inputs) }
     }
@@ -72,7 +72,8 @@ pub(crate) struct ShortConv {
 
 impl ShortConv {
     pub(crate) fn new(channels: usize, taps: usize, activation: Activation, init: &mut Init) -> Self {
-        let weight = init.normal([channels, 1, taps], (3.0 * taps as f64).sqrt().recip());
+        let bound = (taps as f64).sqrt().recip();
+        let weight = init.uniform([channels, 1, taps], |u| bound * (2.0 * u - 1.0));
         Self { weight, activation, engine: init.layers_engine() }
     }
 

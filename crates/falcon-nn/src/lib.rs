@@ -24,7 +24,7 @@
 //!
 //! # A model
 //!
-//! [`ModelConfig::preset`] knows the models of the paper and those they are compared with ([`PRESETS`]), in five sizes ([`SIZES`]).
+//! [`ModelConfig::preset`] knows the models of the paper and those they are compared with ([`PRESETS`]), in six sizes ([`SIZES`]).
 //! Every option of a preset is a field of its configuration; [`Model::save`] and [`Model::load`] keep it as `config.json` beside
 //! `model.safetensors`.
 //!
@@ -60,8 +60,8 @@ mod rotary;
 mod sequences;
 
 pub use config::{
-    Activation, ConfigError, DecayGate, FeatureMap, GainGate, MixerConfig, ModelConfig, OutputGate, OutputNorm,
-    QkNorm, nearest,
+    Activation, ConfigError, DecayGate, FeatureMap, GainGate, MatrixInit, MixerConfig, ModelConfig, OutputGate,
+    OutputNorm, QkNorm, nearest,
 };
 pub use files::{
     ASIDE, CONFIG_FILE, FileError, NamedArrays, WEIGHTS_FILE, aside_file, read_arrays, write_arrays, write_file,

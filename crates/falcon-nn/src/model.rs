@@ -108,15 +108,19 @@ impl Model {
     /// A model with the initial parameters of `seed`, computing by `engine`.
     pub fn new(config: &ModelConfig, engine: Engine, seed: u64, device: &Device) -> Result<Self, ConfigError> {
         config.validate()?;
-        let branches = config.num_hidden_layers * if config.intermediate_size > 0 { 2 } else { 1 };
-        Self::with_init(config, &mut Init::new(seed, device).engine(engine).branches(branches))
+        Self::with_init(config, &mut Init::new(seed, device).engine(engine).model(config))
     }
 
     pub(crate) fn with_init(config: &ModelConfig, init: &mut Init) -> Result<Self, ConfigError> {
         config.validate()?;
         let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
         let embeddings = Embedding { weight: init.normal([vocabulary, hidden], config.initializer_range) };
-        let layers: Result<Vec<_>, _> = (0..config.num_hidden_layers).map(|_| Block::new(config, init)).collect();
+        let count = config.num_hidden_layers;
+        let block = |layer| {
+            init.at(layer, count);
+            Block::new(config, init)
+        };
+        let layers: Result<Vec<_>, _> = (0..count).map(block).collect();
         let lm_head = (!config.tie_word_embeddings).then(|| {
             let weight = init.normal([vocabulary, hidden], config.initializer_range);
             Linear { weight }

@@ -3,7 +3,7 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Gradients, Tensor, TensorData};
 
-use crate::config::{DecayGate, GainGate, ModelConfig, OutputGate, OutputNorm};
+use crate::config::{DecayGate, GainGate, MixerConfig, ModelConfig, OutputGate, OutputNorm};
 use crate::model::Model;
 
 /// One parameter of a model.
@@ -166,32 +166,58 @@ impl<M: FnMut(&str, Values<'_>) -> Vec<f32>> ModuleMapper for Mapper<M> {
     }
 }
 
+impl MixerConfig {
+    /// How many numbers a mixer for a residual stream of `d` numbers learns.
+    pub fn parameter_count(&self, d: usize) -> usize {
+        let (keys, values) = (self.num_key_heads * self.head_dim, self.num_heads * self.head_v_dim);
+        let gains = match self.gain {
+            GainGate::Beta | GainGate::Eta | GainGate::Sigmoid if self.each_column() => values * d,
+            GainGate::Beta | GainGate::Eta | GainGate::Sigmoid => self.num_heads * d,
+            GainGate::None | GainGate::Delta => 0,
+        };
+        let decays = match self.decay {
+            DecayGate::Lambda => self.num_heads * (d + 1),
+            DecayGate::Selective => self.num_heads * (d + 2),
+            DecayGate::None | DecayGate::Fixed | DecayGate::Lightning => 0,
+        };
+        let norm = match self.output_norm {
+            OutputNorm::None => 0,
+            OutputNorm::Head => self.head_v_dim,
+            OutputNorm::All => values,
+        };
+        let gate = if self.output_gate == OutputGate::None { 0 } else { values * d };
+        let skip = if self.value_skip { self.num_heads } else { 0 };
+        (2 * keys + 2 * values) * d + (2 * keys + values) * self.conv_size + gains + decays + norm + gate + skip
+    }
+
+    /// Numbers in the memory matrices of a layer, for one sequence. Softmax attention has none of fixed size.
+    pub fn memory_size(&self) -> usize {
+        self.rule().map_or(0, |rule| self.num_heads * self.head_dim * rule.state_columns(self.head_v_dim))
+    }
+
+    /// All numbers that a layer keeps of one sequence: memory, last key, tails of the window and of the convolutions. None for softmax
+    /// attention, whose cache grows.
+    pub fn state_size(&self) -> Option<usize> {
+        let rule = self.rule().ok()?;
+        let (keys, values) = (self.num_key_heads * self.head_dim, self.num_heads * self.head_v_dim);
+        let tail = rule.tail_capacity() * (keys + values);
+        let conv = self.conv_size.saturating_sub(1) * (2 * keys + values);
+        Some(self.memory_size() + keys + tail + conv)
+    }
+}
+
 impl ModelConfig {
     /// How many numbers a model of this configuration learns, without making one.
     pub fn parameter_count(&self) -> usize {
-        let (d, m) = (self.hidden_size, &self.mixer);
-        let (keys, values) = (m.num_key_heads * m.head_dim, m.num_heads * m.head_v_dim);
-        let gains = match m.gain {
-            GainGate::Beta | GainGate::Eta | GainGate::Sigmoid if m.each_column() => values * d,
-            GainGate::Beta | GainGate::Eta | GainGate::Sigmoid => m.num_heads * d,
-            GainGate::None | GainGate::Delta => 0,
-        };
-        let decays = match m.decay {
-            DecayGate::Lambda => m.num_heads * (d + 1),
-            DecayGate::Selective => m.num_heads * (d + 2),
-            DecayGate::None | DecayGate::Fixed => 0,
-        };
-        let norm = match m.output_norm {
-            OutputNorm::None => 0,
-            OutputNorm::Head => m.head_v_dim,
-            OutputNorm::All => values,
-        };
-        let gate = if m.output_gate == OutputGate::None { 0 } else { values * d };
-        let skip = if m.value_skip { m.num_heads } else { 0 };
-        let mixer =
-            (2 * keys + 2 * values) * d + (2 * keys + values) * m.conv_size + gains + decays + norm + gate + skip;
+        let d = self.hidden_size;
         let mlp = if self.intermediate_size > 0 { d + 3 * d * self.intermediate_size } else { 0 };
         let outputs = if self.tie_word_embeddings { 1 } else { 2 };
-        outputs * self.vocab_size * d + self.num_hidden_layers * (d + mixer + mlp) + d
+        let layer = d + self.mixer.parameter_count(d) + mlp;
+        outputs * self.vocab_size * d + self.num_hidden_layers * layer + d
+    }
+
+    /// All numbers that a model keeps of one sequence; none if they grow with it, as a Transformer's do.
+    pub fn state_size(&self) -> Option<usize> {
+        Some(self.num_hidden_layers * self.mixer.state_size()?)
     }
 }

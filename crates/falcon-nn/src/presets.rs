@@ -4,12 +4,12 @@ use falcon_kernels::Rule;
 use falcon_kernels::rule::{Align, Read};
 
 use crate::config::{
-    Activation, ConfigError, DecayGate, FeatureMap, GainGate, MixerConfig, ModelConfig, OutputGate, OutputNorm,
-    QkNorm, SOFTMAX, WIDEST, between, nearest,
+    Activation, ConfigError, DecayGate, FeatureMap, GainGate, MatrixInit, MixerConfig, ModelConfig, OutputGate,
+    OutputNorm, QkNorm, SOFTMAX, WIDEST, between, nearest,
 };
 
 /// Names of all presets.
-pub const PRESETS: [&str; 14] = [
+pub const PRESETS: [&str; 16] = [
     "falcon-1a.1",
     "falcon-1a.2",
     "falcon-1a.3",
@@ -17,44 +17,71 @@ pub const PRESETS: [&str; 14] = [
     "falcon-3a.3",
     "falcon-1.3",
     "falcon-2.3",
+    "falcon-3.1",
     "falcon-3.3",
     "transformer",
     "linear-attention",
     "retnet",
+    "lightning",
     "mamba2",
     "deltanet",
     "gated-deltanet",
 ];
 
 /// Names of all sizes.
-pub const SIZES: [&str; 5] = ["micro", "tiny", "small", "130m", "340m"];
+pub const SIZES: [&str; 6] = ["micro", "tiny", "tiny-wide", "small", "130m", "340m"];
 
 /// What a size means before a preset adapts it.
 struct Size {
     hidden: usize,
     layers: usize,
     heads: usize,
-    /// Inner width of the SwiGLU beside attention.
+    /// Width of a head. All together may be wider than the residual stream.
+    head_dim: usize,
+    /// Inner width of Falcon's SwiGLU, 8/3 of the residual stream. Other mixers get what makes a block of as many parameters.
     intermediate: usize,
-    /// The same beside a mixer that has as many parameters as attention: some sizes give all models but the Transformer a little more.
-    wider: usize,
-    /// For mixers with a matrix more.
-    gated: usize,
+    /// The Transformer's, where the paper's has fewer parameters than the rows it is compared with.
+    transformer: Option<usize>,
     /// Layers of a model without SwiGLU.
     alone: usize,
 }
 
 fn size(name: &str) -> Result<Size, ConfigError> {
+    // At this width 320 is 8/3 to the nearest multiple of 64, and closest to as many parameters as Mamba-2 has in whole layers.
+    let tiny =
+        Size { hidden: 128, layers: 4, heads: 4, head_dim: 32, intermediate: 320, transformer: None, alone: 6 };
     Ok(match name {
-        "micro" => Size { hidden: 128, layers: 2, heads: 4, intermediate: 352, wider: 352, gated: 320, alone: 3 },
-        "tiny" => Size { hidden: 128, layers: 4, heads: 4, intermediate: 352, wider: 352, gated: 320, alone: 6 },
-        "small" => Size { hidden: 320, layers: 8, heads: 5, intermediate: 768, wider: 768, gated: 672, alone: 12 },
-        "130m" => {
-            Size { hidden: 768, layers: 12, heads: 12, intermediate: 2048, wider: 2304, gated: 2048, alone: 24 }
-        }
-        "340m" => {
-            Size { hidden: 1024, layers: 24, heads: 16, intermediate: 2560, wider: 2560, gated: 2240, alone: 44 }
-        }
+        "micro" => Size { layers: 2, alone: 3, ..tiny },
+        "tiny" => tiny,
+        // Sums of many digits need several heads that are not narrow.
+        "tiny-wide" => Size { head_dim: 64, intermediate: 336, alone: 9, ..tiny },
+        "small" => Size {
+            hidden: 320,
+            layers: 8,
+            heads: 5,
+            head_dim: 64,
+            intermediate: 864,
+            transformer: None,
+            alone: 15,
+        },
+        "130m" => Size {
+            hidden: 768,
+            layers: 12,
+            heads: 6,
+            head_dim: 128,
+            intermediate: 2048,
+            transformer: Some(2048),
+            alone: 24,
+        },
+        "340m" => Size {
+            hidden: 1024,
+            layers: 24,
+            heads: 8,
+            head_dim: 128,
+            intermediate: 2730,
+            transformer: Some(2730),
+            alone: 50,
+        },
         _ => {
             let known = nearest(name, SIZES);
             return Err(ConfigError::Unknown { what: "size", got: name.into(), known });
@@ -76,7 +103,13 @@ impl MixerConfig {
         if name != "mamba2" && !hidden.is_multiple_of(heads) {
             return wrong("hidden_size", format!("a multiple of num_heads = {heads}"), hidden);
         }
-        let width = hidden / heads;
+        Self::of_heads(name, hidden, heads, hidden / heads)
+    }
+
+    /// The same with heads of a given width, which need not divide the residual stream.
+    fn of_heads(name: &str, hidden: usize, heads: usize, width: usize) -> Result<Self, ConfigError> {
+        let wrong =
+            |name, range: String, got: usize| Err(ConfigError::Number { name, range, got: got.to_string() });
         let base = |mixer: &str| Self {
             mixer: mixer.into(),
             num_heads: heads,
@@ -94,19 +127,25 @@ impl MixerConfig {
             read: Read::After,
             gain: GainGate::None,
             decay: DecayGate::None,
-            lambda_scale: 1.0,
+            lambda_scale: 0.95,
+            lambda_init: [0.01, 0.01],
+            step_eps: 1e-3,
+            gamma_floor: Some(0.01),
             output_norm: OutputNorm::Head,
             output_gate: OutputGate::None,
             value_skip: false,
             rope_theta: None,
-            norm_eps: 1e-6,
+            norm_eps: 1e-5,
         };
-        // Next-latent alignment and a context-conditioned ridge; the number says how keys and step size are normalised.
+        // The authors' block: SiLU after the convolution, next-latent alignment, a context-conditioned ridge, a gate on the output. The
+        // number says how keys and step size are normalised.
         let falcon = |rule: &str, qk_norm, gain| Self {
+            conv_activation: Activation::Silu,
             align: Align::Next,
             qk_norm,
             gain,
             decay: DecayGate::Lambda,
+            output_gate: OutputGate::AfterNorm,
             ..base(rule)
         };
         let config = match name {
@@ -117,14 +156,12 @@ impl MixerConfig {
             "falcon-3a.3" => falcon("falcon-3a", QkNorm::Rms, GainGate::Eta),
             "falcon-1.3" => falcon("falcon-1", QkNorm::Rms, GainGate::Eta),
             "falcon-2.3" => falcon("falcon-2", QkNorm::Rms, GainGate::Eta),
+            "falcon-3.1" => falcon("falcon-3", QkNorm::L2, GainGate::Beta),
             "falcon-3.3" => falcon("falcon-3", QkNorm::Rms, GainGate::Eta),
-            "transformer" => Self {
-                conv_size: 0,
-                qk_norm: QkNorm::None,
-                output_norm: OutputNorm::None,
-                rope_theta: Some(10_000.0),
-                ..base(SOFTMAX)
-            },
+            // The authors' baseline: rotary positions, RMS norm of queries and keys.
+            "transformer" => {
+                Self { conv_size: 0, output_norm: OutputNorm::None, rope_theta: Some(10_000.0), ..base(SOFTMAX) }
+            }
             // Katharopoulos et al.: φ = ELU + 1, divided by the total weight.
             "linear-attention" => Self {
                 conv_size: 0,
@@ -133,14 +170,25 @@ impl MixerConfig {
                 output_norm: OutputNorm::None,
                 ..base("normalised-linear-attention")
             },
-            // Sun et al.: rotary positions, a fixed decay per head, group norm, swish gate.
+            // Sun et al.: rotary positions, a fixed decay per head, values twice as wide as keys, group norm, swish gate.
             "retnet" => Self {
+                head_v_dim: 2 * width,
                 conv_size: 0,
                 qk_norm: QkNorm::None,
                 scale_queries: true,
                 decay: DecayGate::Fixed,
                 output_gate: OutputGate::AfterNorm,
                 rope_theta: Some(10_000.0),
+                ..base("retnet")
+            },
+            // Qin et al.: a fixed decay per head and layer, SiLU features, a norm over all heads, a gate.
+            "lightning" => Self {
+                conv_size: 0,
+                qk_norm: QkNorm::None,
+                feature_map: FeatureMap::Silu,
+                decay: DecayGate::Lightning,
+                output_norm: OutputNorm::All,
+                output_gate: OutputGate::AfterNorm,
                 ..base("retnet")
             },
             // Dao and Gu: twice the width, one group of B and C, no SwiGLU beside it.
@@ -168,7 +216,10 @@ impl MixerConfig {
                 gain: GainGate::Sigmoid,
                 ..base("deltanet")
             },
+            // Yang et al.: keys of three quarters of the width, values twice as wide, a decay from context, a gate.
             "gated-deltanet" => Self {
+                head_dim: (3 * width / 4).max(1),
+                head_v_dim: 2 * (3 * width / 4).max(1),
                 conv_activation: Activation::Silu,
                 qk_norm: QkNorm::L2,
                 gain: GainGate::Sigmoid,
@@ -186,29 +237,107 @@ impl MixerConfig {
     }
 }
 
+/// What SwiGLU widths are multiples of, where they make up for a mixer's parameters.
+const STEP: f64 = 8.0;
+
 impl ModelConfig {
-    /// A model by the names of a preset and a size.
+    /// A model by the names of a preset and a size. `NAME@OTHER` is the preset `NAME` whose memory is as large as that of the preset `OTHER`:
+    /// its keys are made narrower or wider until it is.
     pub fn preset(name: &str, size_name: &str, vocab_size: usize) -> Result<Self, ConfigError> {
-        let Size { hidden, layers, heads, intermediate, wider, gated, alone } = size(size_name)?;
-        let mixer = MixerConfig::preset(name, hidden, heads)?;
-        let (layers, intermediate) = match (name, mixer.each_column(), mixer.output_gate) {
-            ("transformer", ..) => (layers, intermediate),
-            ("mamba2", ..) => (alone, 0),
-            // A matrix more, for the gains or for the gate.
-            (_, true, _) | (_, _, OutputGate::AfterNorm | OutputGate::BeforeNorm) => (layers, gated),
-            _ => (layers, wider),
+        let size = size(size_name)?;
+        let (base, other) = name.split_once('@').map_or((name, None), |(base, other)| (base, Some(other)));
+        let mut mixer = MixerConfig::of_heads(base, size.hidden, size.heads, size.head_dim)?;
+        let layers = if base == "mamba2" { size.alone } else { size.layers };
+        if let Some(other) = other {
+            let other = Self::preset(other, size_name, vocab_size)?;
+            mixer.match_memory(&other.mixer, other.num_hidden_layers as f64 / layers as f64)?;
+        }
+        let intermediate_size = match (base, size.transformer) {
+            ("mamba2", _) => 0,
+            ("transformer", Some(given)) => given,
+            _ => {
+                let falcon = MixerConfig::of_heads("falcon-1a.3", size.hidden, size.heads, size.head_dim)?;
+                let count = |mixer: &MixerConfig| mixer.parameter_count(size.hidden) as f64;
+                let spare = (count(&falcon) - count(&mixer)) / (3 * size.hidden) as f64;
+                let inner = size.intermediate as f64 + STEP * (spare / STEP).round();
+                inner.max(STEP) as usize
+            }
         };
         let config = Self {
             vocab_size,
-            hidden_size: hidden,
+            hidden_size: size.hidden,
             num_hidden_layers: layers,
-            intermediate_size: intermediate,
+            intermediate_size,
             tie_word_embeddings: true,
             initializer_range: 0.02,
-            mup_base_width: 128,
+            matrix_init: MatrixInit::HalfWidth,
+            mup_base_width: 1024,
             mixer,
         };
         config.validate()?;
         Ok(config)
+    }
+}
+
+impl MixerConfig {
+    /// Makes keys narrower or wider until the memory has `share` times the numbers of `other`'s, as nearly as whole even widths allow.
+    fn match_memory(&mut self, other: &Self, share: f64) -> Result<(), ConfigError> {
+        let refused = |which: &str| {
+            let second = format!("memories of fixed size; that of {which} grows with the sequence");
+            Err(ConfigError::Together { first: "a preset NAME@OTHER".into(), second })
+        };
+        match (self.is_softmax(), other.is_softmax()) {
+            (true, _) => refused("NAME"),
+            (_, true) => refused("OTHER"),
+            (false, false) => {
+                let wanted = share * other.memory_size() as f64 / (self.num_heads * self.head_v_dim) as f64;
+                self.head_dim = 2 * ((wanted / 2.0).round() as usize).max(1);
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows of a table have as many parameters, within 2%; the paper's Transformer has fewer.
+    #[test]
+    fn models_of_one_size_have_as_many_parameters() {
+        for (size, vocabulary) in
+            [("micro", 4096), ("tiny", 4096), ("tiny-wide", 14), ("small", 8192), ("130m", 50257), ("340m", 50257)]
+        {
+            let count = |name: &str| ModelConfig::preset(name, size, vocabulary).unwrap().parameter_count() as f64;
+            let falcon = count("falcon-1a.3");
+            for name in PRESETS {
+                let paper = name == "transformer" && matches!(size, "130m" | "340m");
+                let (least, most) = if paper { (0.92, 0.95) } else { (0.98, 1.02) };
+                let ratio = count(name) / falcon;
+                assert!((least..=most).contains(&ratio), "{size} {name}: {ratio:.3} of {falcon}");
+            }
+        }
+        let authors = |name| ModelConfig::preset(name, "130m", 50257).unwrap().parameter_count();
+        assert_eq!(authors("transformer") / 100_000, 1235, "123.5M");
+        assert_eq!(authors("falcon-1a.3") / 100_000, 1308, "130.6M, and what convolutions and gates have");
+    }
+
+    #[test]
+    fn memories_are_matched_by_name() {
+        let memory = |name: &str| {
+            let config = ModelConfig::preset(name, "tiny", 256).unwrap();
+            config.num_hidden_layers * config.mixer.memory_size()
+        };
+        let falcon = memory("falcon-1a.3");
+        assert_eq!(falcon, 4 * 4 * 32 * 32);
+        for name in ["retnet", "lightning", "mamba2", "deltanet", "gated-deltanet", "falcon-2.3"] {
+            let ratio = memory(&format!("{name}@falcon-1a.3")) as f64 / falcon as f64;
+            assert!((0.93..=1.07).contains(&ratio), "{name}: {ratio}");
+        }
+        assert!(memory("mamba2") > 10 * falcon);
+        let said = |name: &str| ModelConfig::preset(name, "tiny", 256).unwrap_err().to_string();
+        assert!(said("transformer@retnet").contains("that of NAME grows"), "{}", said("transformer@retnet"));
+        assert!(said("retnet@transformer").contains("that of OTHER grows"));
+        assert!(said("retnet@mamba").contains("did you mean \"mamba2\"?"), "{}", said("retnet@mamba"));
     }
 }

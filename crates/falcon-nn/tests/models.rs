@@ -444,10 +444,11 @@ fn sizes_have_the_parameters_they_promise() {
         assert_eq!(counted, tiny.parameter_count(), "{name}");
         for (size, vocabulary, expected, within) in [
             ("micro", 12, 410e3, 0.03),
-            ("tiny", 256, 1.0e6, 0.2),
-            ("small", 4096, 10.0e6, 0.1),
-            ("130m", gpt2, if name == "transformer" { 124.0e6 } else { 130.0e6 }, 0.02),
-            ("340m", gpt2, 340.0e6, 0.02),
+            ("tiny", 256, 0.855e6, 0.03),
+            ("tiny-wide", 14, 1.2e6, 0.03),
+            ("small", 4096, 12.1e6, 0.02),
+            ("130m", gpt2, if name == "transformer" { 123.5e6 } else { 130.0e6 }, 0.02),
+            ("340m", gpt2, if name == "transformer" { 353.0e6 } else { 380.0e6 }, 0.02),
         ] {
             let count = ModelConfig::preset(name, size, vocabulary).unwrap().parameter_count() as f64;
             assert!((count / expected - 1.0).abs() < within, "{name} {size}: {count}");
@@ -470,7 +471,7 @@ fn seeds_make_parameters() {
 fn presets_say_what_they_do_not_know() {
     let said = |name, size| ModelConfig::preset(name, size, 9).unwrap_err().to_string();
     assert_eq!(said("falcon-1a.4", "tiny"), "unknown preset \"falcon-1a.4\"; did you mean \"falcon-1a.1\"?");
-    assert!(said("transformer", "huge").contains("known are micro, tiny, small, 130m, 340m"));
+    assert!(said("transformer", "huge").contains("known are micro, tiny, tiny-wide, small, 130m, 340m"));
 }
 
 #[test]
@@ -524,6 +525,8 @@ fn states_do_not_grow() {
             sizes.push(state.bytes());
         }
         assert_eq!(sizes[5] == sizes[19], name != "transformer", "{name}: {sizes:?}");
+        let known = config(name).state_size().map(|numbers| numbers * size_of::<f32>());
+        assert_eq!(known, (name != "transformer").then_some(sizes[19]), "{name}");
     }
 }
 

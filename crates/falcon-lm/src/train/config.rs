@@ -38,7 +38,7 @@ impl Default for TrainConfig {
             seed: 0,
             batch: 32,
             accumulate: 1,
-            schedule: Schedule { lr: 1e-3, final_fraction: 0.1, warmup: 100, steps: 2000 },
+            schedule: Schedule { lr: 1e-3, final_fraction: 0.05, warmup: 100, steps: 2000 },
             optimizer: AdamWConfig::default(),
             clip: 1.0,
             spike: 4.0,

@@ -60,6 +60,7 @@ impl Feature {
                 FeatureMap::EluPlusOne => x.clone().clamp_max(0.0).exp() + activation::relu(x),
                 FeatureMap::Relu => activation::relu(x),
                 FeatureMap::SquaredRelu => activation::relu(x).square(),
+                FeatureMap::Silu => activation::silu(x),
             };
             match scale {
                 Some(scale) => x.mul_scalar(scale),

@@ -2,14 +2,15 @@
 //!
 //! ```text
 //! β = 2σ(W_b h)                       ctx-β: η = β / (E + λ + ε), worked out by the rule
-//! η = 2σ(W_b h) / (Ē (1 + λ̄))         ctx-η
+//! η = softplus(W_b h + b₁) / Ē        ctx-η; at most 2 / (Ē (1 + λ̄)) for rules that erase
 //! λ̄ = λ_scale σ(W_a h + b)            a ridge in units of the energy, λ = λ̄ E
 //! γ = exp(−A Δ), A = e^{a_log}, Δ = softplus(W_a h + b)
 //! ```
 //!
-//! The paper names ctx-η without defining it; the nominal energy `Ē` is that of a normalised key, and the bound this gives is in
-//! [`MixerConfig::nominal_energy`]. The bias `b` of the ridge starts spread over the heads, so that their memories span ten to a hundred and
-//! fifty tokens from the first step on; it and Mamba's are vectors, no bias of a projection.
+//! The paper names ctx-η without defining it. Here the control is the step size itself: it is not divided by the energy of the key that is
+//! written, nor by the ridge. `b₁ = ln(e − 1)` is a constant, so that both controls start at a full step, `β = 1` and `η = 1 / Ē`. The
+//! nominal energy `Ē` is that of a normalised key, and why the bound is enough is in [`MixerConfig::nominal_energy`]. The bias `b` of the
+//! ridge and Mamba's are learned vectors over the heads.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, activation};
@@ -35,6 +36,9 @@ pub(crate) struct Gate {
     #[module(skip)]
     config: MixerConfig,
     each_column: bool,
+    /// Carries that do not depend on the input, one for each head.
+    #[module(skip)]
+    fixed: Option<Vec<f32>>,
     #[module(skip)]
     engine: Engine,
 }
@@ -51,8 +55,8 @@ pub(crate) struct Gates {
     pub decay: Option<Tensor<3>>,
 }
 
-/// Biases of the ridge, from the first head to the last: `γ` from 0.99 to 0.89 where `β` is 1.
-const LAMBDA_BIAS: (f64, f64) = (-5.0, -2.0);
+/// `β ≤ 2`, and what stands in its place for ctx-η.
+const LARGEST_GAIN: f64 = 2.0;
 
 impl Gate {
     pub fn new(config: &MixerConfig, hidden: usize, init: &mut Init) -> Self {
@@ -65,20 +69,30 @@ impl Gate {
         let a_proj = has_decay.then(|| Linear::matrix(heads, hidden, init));
         let a_bias = match config.decay {
             DecayGate::Lambda => {
-                let (first, last) = LAMBDA_BIAS;
+                let [first, last] = config.lambda_init.map(|share| (share / (1.0 - share)).ln());
                 let step = (last - first) / heads.saturating_sub(1).max(1) as f64;
                 Some(init.values((0..heads).map(|i| first + step * i as f64)))
             }
             // So that Δ starts log-uniform between a thousandth and a tenth.
-            DecayGate::Selective => Some(init.uniform(heads, |u| {
+            DecayGate::Selective => Some(init.uniform([heads], |u| {
                 let delta = (u * (0.1f64.ln() - 0.001f64.ln()) + 0.001f64.ln()).exp();
                 delta + (-(-delta).exp_m1()).ln()
             })),
-            DecayGate::None | DecayGate::Fixed => None,
+            DecayGate::None | DecayGate::Fixed | DecayGate::Lightning => None,
         };
-        let a_log = (config.decay == DecayGate::Selective).then(|| init.uniform(heads, |u| (1.0 + 15.0 * u).ln()));
+        let a_log =
+            (config.decay == DecayGate::Selective).then(|| init.uniform([heads], |u| (1.0 + 15.0 * u).ln()));
+        let (layer, layers) = init.place();
+        let fixed: Option<Vec<f32>> = match config.decay {
+            DecayGate::Fixed => Some((0..heads).map(|i| 1.0 - (-5.0 - i as f32).exp2()).collect()),
+            DecayGate::Lightning => {
+                let slope = 8.0 / heads as f64 * (1.0 - layer as f64 / layers as f64);
+                Some((0..heads).map(|i| (-slope * i as f64).exp() as f32).collect())
+            }
+            DecayGate::None | DecayGate::Lambda | DecayGate::Selective => None,
+        };
         let engine = init.layers_engine();
-        Self { b_proj, a_proj, a_bias, a_log, config: config.clone(), each_column, engine }
+        Self { b_proj, a_proj, a_bias, a_log, config: config.clone(), each_column, fixed, engine }
     }
 
     /// What the input of the mixer is multiplied with.
@@ -98,18 +112,15 @@ impl Gate {
             Engine::Kernels => self.by_kernels(logits),
             Engine::Tensors => self.by_tensors(logits, tokens),
         };
-        if self.config.decay != DecayGate::Fixed {
-            return gates;
-        }
+        let Some(gammas) = &self.fixed else { return gates };
         let heads = self.config.num_heads;
-        let gammas: Vec<f32> = (0..heads).map(|i| 1.0 - (-5.0 - i as f32).exp2()).collect();
         let gammas = Tensor::<1>::from_data(gammas.as_slice(), device).reshape([1, heads, 1]);
         Gates { decay: Some(gammas.expand([tokens, heads, self.decays()])), ..gates }
     }
 
     /// How many decays a head has: a gate, unlike a ridge, is given for each column.
     fn decays(&self) -> usize {
-        let gate = matches!(self.config.decay, DecayGate::Fixed | DecayGate::Selective);
+        let gate = !matches!(self.config.decay, DecayGate::None | DecayGate::Lambda);
         if self.each_column && gate { self.config.head_v_dim } else { 1 }
     }
 
@@ -118,21 +129,25 @@ impl Gate {
         if self.each_column { self.config.head_v_dim } else { 1 }
     }
 
+    /// The largest `η (E + λ)` where the control is `η`: a rule that erases would overshoot beyond it.
+    fn most(&self) -> Option<f64> {
+        self.config.rule().is_ok_and(|rule| rule.erases()).then_some(LARGEST_GAIN)
+    }
+
     /// All but fixed decays.
     fn by_kernels(&self, logits: Logits) -> Gates {
         let config = &self.config;
         let gain = match (config.gain, config.decay) {
             (GainGate::None, _) => None,
             (GainGate::Sigmoid, _) => Some(gate::Gain::Sigmoid { scale: 1.0 }),
-            (GainGate::Beta, _) => Some(gate::Gain::Sigmoid { scale: 2.0 }),
-            (GainGate::Eta, DecayGate::Lambda) => {
-                Some(gate::Gain::OverRidge { scale: 2.0 / config.nominal_energy() })
+            (GainGate::Beta, _) => Some(gate::Gain::Sigmoid { scale: LARGEST_GAIN }),
+            (GainGate::Eta, _) => {
+                Some(gate::Gain::Step { unit: 1.0 / config.nominal_energy(), most: self.most() })
             }
-            (GainGate::Eta, _) => Some(gate::Gain::Sigmoid { scale: 2.0 / config.nominal_energy() }),
             (GainGate::Delta, _) => Some(gate::Gain::Delta),
         };
         let decay = match config.decay {
-            DecayGate::None | DecayGate::Fixed => None,
+            DecayGate::None | DecayGate::Fixed | DecayGate::Lightning => None,
             DecayGate::Lambda => Some(gate::Decay::Ridge { scale: config.lambda_scale }),
             DecayGate::Selective => Some(gate::Decay::Selective),
         };
@@ -165,27 +180,33 @@ impl Gate {
             }
             _ => (None, None),
         };
-        let gain = logits.gain.map(activation::sigmoid);
+        let unit = 1.0 / self.config.nominal_energy();
+        let step = |z: Tensor<2>| activation::softplus(z.add_scalar(gate::FULL_STEP), 1.0).mul_scalar(unit);
         let gain = match self.config.gain {
             GainGate::None => None,
-            GainGate::Sigmoid => gain,
+            GainGate::Sigmoid => logits.gain.map(activation::sigmoid),
             GainGate::Delta => delta,
-            GainGate::Beta => gain.map(|gain| gain.mul_scalar(2.0)),
-            GainGate::Eta => gain.map(|gain| gain.mul_scalar(2.0 / self.config.nominal_energy())),
+            GainGate::Beta => logits.gain.map(|z| activation::sigmoid(z).mul_scalar(LARGEST_GAIN)),
+            GainGate::Eta => logits.gain.map(step),
         };
         let gain = gain.map(|gain| gain.reshape([tokens, heads, self.gains()]));
         let decay = decay.map(|decay| decay.reshape([tokens, heads, 1]));
-        let gain = match (self.config.gain, self.config.decay, &decay) {
-            (GainGate::Eta, DecayGate::Lambda, Some(ridge)) => {
-                gain.map(|gain| gain / ridge.clone().add_scalar(1.0))
+        let gain = match (self.config.gain, self.most(), gain) {
+            (GainGate::Eta, Some(most), Some(gain)) => {
+                let ridge = decay.as_ref().filter(|_| self.config.decay == DecayGate::Lambda);
+                let bound = match ridge {
+                    Some(ridge) => ridge.clone().add_scalar(1.0).recip().mul_scalar(most * unit),
+                    None => Tensor::full([tokens, heads, 1], most * unit, &gain.device()),
+                };
+                Some(gain.min_pair(bound.expand([tokens, heads, self.gains()])))
             }
-            _ => gain,
+            (_, _, gain) => gain,
         };
         Gates { gain, decay: decay.map(|decay| decay.expand([tokens, heads, self.decays()])) }
     }
 
     /// Shows the gates by the names that the paper has for them. `γ` of a ridge is that of a key of nominal energy, `1 − ηλ` with `λ = λ̄ Ē`,
-    /// or `λ` as it is where the rule takes it so, and `η = β / (Ē + λ)`, or `η` as it is; and not below what the rule clamps it to.
+    /// or `λ` as it is where the rule takes it so, and `η = β / (Ē + λ + ε)`, or `η` as it is; and not below what the rule clamps it to.
     pub fn show(&self, gates: &Gates, probe: &mut Probe<'_>) {
         if !probe.is_on() {
             return;
@@ -201,7 +222,9 @@ impl Gate {
                 let absolute = rule.is_some_and(|rule| rule.decay == Decay::Ridge);
                 let lambda = if absolute { ridge.clone() } else { ridge.clone().mul_scalar(energy) };
                 let loss = match &gates.gain {
-                    Some(gain) if beta => gain.clone() / lambda.clone().add_scalar(energy) * lambda,
+                    Some(gain) if beta => {
+                        gain.clone() / lambda.clone().add_scalar(energy + self.config.step_eps) * lambda
+                    }
                     Some(gain) => gain.clone() * lambda,
                     None => lambda,
                 };
@@ -228,9 +251,14 @@ mod tests {
     fn the_gates_are_their_tensor_operations() {
         let (heads, width) = (3, 4);
         let gains = [GainGate::None, GainGate::Beta, GainGate::Eta, GainGate::Sigmoid, GainGate::Delta];
-        let decays = [DecayGate::None, DecayGate::Lambda, DecayGate::Fixed, DecayGate::Selective];
+        let decays =
+            [DecayGate::None, DecayGate::Lambda, DecayGate::Fixed, DecayGate::Lightning, DecayGate::Selective];
         for (gain, decay) in gains.into_iter().flat_map(|gain| decays.map(|decay| (gain, decay))) {
-            for (tokens, each_column) in [(1, false), (5, true), (700, false), (520, true)] {
+            // Rules that erase bound their step, others do not.
+            let cases = [(1, false), (5, true), (700, false), (520, true)];
+            for (mixer, (tokens, each_column)) in
+                ["falcon-1", "falcon-1a"].into_iter().flat_map(|mixer| cases.map(|case| (mixer, case)))
+            {
                 let has_gain = matches!(gain, GainGate::Beta | GainGate::Eta | GainGate::Sigmoid);
                 let has_decay = matches!(decay, DecayGate::Lambda | DecayGate::Selective);
                 let delta = gain == GainGate::Delta;
@@ -240,19 +268,19 @@ mod tests {
                 }
                 let mut config = MixerConfig::preset("falcon-1.3", heads * width, heads).unwrap();
                 (config.gain, config.decay, config.lambda_scale) = (gain, decay, 0.7);
+                config.mixer = mixer.into();
                 let columns = if each_column { width } else { 1 };
                 let shapes = [vec![tokens, heads * columns], vec![tokens, heads], vec![heads], vec![heads]];
                 compare(&shapes, |engine, inputs| {
                     let [z, a, bias, log] = inputs else { unreachable!("four inputs") };
                     let vector = |of: &Tensor<1>| Some(Param::initialized(ParamId::new(), of.clone()));
+                    let made = Gate::new(&config, heads * width, &mut Init::new(0, &z.device()));
                     let gate = Gate {
-                        b_proj: None,
-                        a_proj: None,
                         a_bias: if has_decay { vector(bias) } else { None },
                         a_log: if decay == DecayGate::Selective { vector(log) } else { None },
-                        config: config.clone(),
                         each_column,
                         engine,
+                        ..made
                     };
                     let logits = Logits {
                         gain: has_gain.then(|| z.clone().reshape([tokens, heads * columns])),

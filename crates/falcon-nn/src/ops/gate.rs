@@ -1,8 +1,10 @@
 //! Step sizes and decays from context, by head or by column.
 //!
 //! ```text
-//! u = c σ(z), or c σ(z) / (1 + λ), or Δ          λ = s σ(a + b), or γ = exp(−A Δ) with Δ = softplus(a + b) and A = e^l
-//! dz = du u (1 − σ(z))    da = dλ λ (1 − σ(a + b)), or dΔ σ(a + b)    db = Σ da    dl = −Σ dγ γ A Δ
+//! u = c σ(z), or c softplus(z + b₁), at most 2c / (1 + λ), or Δ
+//! λ = s σ(a + b), or γ = exp(−A Δ) with Δ = softplus(a + b) and A = e^l
+//! dz = du u (1 − σ(z)), or c du σ(z + b₁), and where u is at its bound dλ = −du u / (1 + λ)
+//! da = dλ λ (1 − σ(a + b)), or dΔ σ(a + b)    db = Σ da    dl = −Σ dγ γ A Δ
 //! ```
 
 use std::sync::Arc;
@@ -11,18 +13,21 @@ use burn::tensor::Tensor;
 
 use super::blocks::{Room, by_blocks, rows};
 use super::bridge::{Array, ManyOp, Primitive, Slice, run_many};
-use super::slices::{dot, sigmoid, vectorised};
+use super::slices::{sigmoid, vectorised};
 
 /// What the gain is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Gain {
     /// `c σ(z)`.
     Sigmoid { scale: f64 },
-    /// `c σ(z) / (1 + λ)`.
-    OverRidge { scale: f64 },
+    /// `c softplus(z + b₁)` with the unit `c`, and no more than `most · c`, over `1 + λ` where there is a ridge.
+    Step { unit: f64, most: Option<f64> },
     /// `Δ`.
     Delta,
 }
+
+/// `b₁ = ln(e − 1)`: `softplus(b₁) = 1`.
+pub(crate) const FULL_STEP: f64 = 0.541_324_854_612_918_1;
 
 /// What the decay is.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +78,7 @@ impl Gating {
         let tokens = inputs[0].shape[0];
         let mut inputs = inputs.iter().map(|input| input.data);
         let mut next = |there: bool| there.then(|| inputs.next().expect("an input for each"));
-        let z = next(matches!(self.gain, Some(Gain::Sigmoid { .. } | Gain::OverRidge { .. })));
+        let z = next(matches!(self.gain, Some(Gain::Sigmoid { .. } | Gain::Step { .. })));
         let a = next(self.decay.is_some());
         let b = next(self.decay.is_some()).unwrap_or_default();
         let logs = next(matches!(self.decay, Some(Decay::Selective))).unwrap_or_default();
@@ -95,14 +100,11 @@ impl Gating {
         }
     }
 
-    /// What `σ(z)` of each head is multiplied by.
+    /// The largest step: `most · c / (1 + λ)`, or without bound.
     #[inline(always)]
-    fn factor(&self, ridge: f32) -> f32 {
-        match self.gain {
-            Some(Gain::Sigmoid { scale }) => scale as f32,
-            Some(Gain::OverRidge { scale }) => scale as f32 / (1.0 + ridge),
-            Some(Gain::Delta) | None => 0.0,
-        }
+    fn bound(&self, unit: f64, most: Option<f64>, ridge: f32) -> f32 {
+        let ridge = if let Some(Decay::Ridge { .. }) = self.decay { ridge } else { 0.0 };
+        most.map_or(f32::INFINITY, |most| (most * unit) as f32 / (1.0 + ridge))
     }
 }
 
@@ -137,11 +139,25 @@ impl ManyOp for Gating {
                     }
                     match (gain, z) {
                         (Some((Gain::Delta, gain)), _) => gain.copy_from_slice(before),
-                        (Some((_, gain)), Some(z)) => {
+                        (Some((kind, gain)), Some(z)) => {
                             let z = rows(z, heads * gains, &block.rows).chunks_exact(gains);
                             for ((gain, z), ridge) in gain.chunks_exact_mut(gains).zip(z).zip(&*before) {
-                                let factor = self.factor(*ridge);
-                                gain.iter_mut().zip(z).for_each(|(gain, z)| *gain = factor * sigmoid(*z));
+                                let of = gain.iter_mut().zip(z);
+                                match kind {
+                                    Gain::Step { unit, most } => {
+                                        let (bound, unit) = (self.bound(unit, most, *ridge), unit as f32);
+                                        of.for_each(|(gain, z)| {
+                                            let step = unit * softplus(*z + FULL_STEP as f32);
+                                            // NaN stays NaN.
+                                            *gain = if step > bound { bound } else { step };
+                                        });
+                                    }
+                                    Gain::Sigmoid { scale } => {
+                                        let scale = scale as f32;
+                                        of.for_each(|(gain, z)| *gain = scale * sigmoid(*z));
+                                    }
+                                    Gain::Delta => unreachable!("Δ needs no z"),
+                                }
                             }
                         }
                         _ => {}
@@ -197,16 +213,29 @@ impl ManyOp for Gating {
                             for (((grad_z, z), grad), (ridge, grad_ridge)) in
                                 of.zip(before.iter().zip(&mut *grad_before))
                             {
-                                let factor = self.factor(*ridge);
-                                // First σ(z) in its place: loops without a sum are vectorised.
-                                grad_z.iter_mut().zip(z).for_each(|(s, z)| *s = sigmoid(*z));
-                                // Lanes cost more than they save where there is one number.
-                                let along = if gains > 1 { dot(grad, grad_z) } else { grad[0] * grad_z[0] };
-                                for (grad_z, grad) in grad_z.iter_mut().zip(grad) {
-                                    *grad_z = grad * factor * *grad_z * (1.0 - *grad_z);
-                                }
-                                if let Gain::OverRidge { .. } = gain {
-                                    *grad_ridge = -along * factor / (1.0 + ridge);
+                                let of = grad_z.iter_mut().zip(z).zip(grad);
+                                match gain {
+                                    Gain::Step { unit, most } => {
+                                        let (bound, unit) = (self.bound(unit, most, *ridge), unit as f32);
+                                        let mut at_bound = 0.0;
+                                        for ((grad_z, z), grad) in of {
+                                            let z = *z + FULL_STEP as f32;
+                                            let bounded = unit * softplus(z) > bound;
+                                            *grad_z = if bounded { 0.0 } else { grad * unit * sigmoid(z) };
+                                            at_bound += if bounded { *grad } else { 0.0 };
+                                        }
+                                        if at_bound != 0.0 && matches!(self.decay, Some(Decay::Ridge { .. })) {
+                                            *grad_ridge = -at_bound * bound / (1.0 + ridge);
+                                        }
+                                    }
+                                    Gain::Sigmoid { scale } => {
+                                        let scale = scale as f32;
+                                        for ((grad_z, z), grad) in of {
+                                            let s = sigmoid(*z);
+                                            *grad_z = grad * scale * s * (1.0 - s);
+                                        }
+                                    }
+                                    Gain::Delta => unreachable!("Δ needs no z"),
                                 }
                             }
                         }
