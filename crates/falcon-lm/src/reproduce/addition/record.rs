@@ -55,7 +55,7 @@ impl Results for AdditionRecord {
 
     fn table(&self) -> String {
         table_of(&self.names(), &self.columns())
-            + &self.caption("; *own digits* are those it gets right where it reads what it said itself")
+            + &self.caption("; *own digits* are right where the model reads what it said itself")
     }
 
     /// What of it a reader wants first.
@@ -158,8 +158,8 @@ impl AdditionRecord {
             false => String::new(),
         };
         format!(
-            "\nIn percent, where the model reads the true digits before: target digits that are right, and *exact*, sums \
-             that are right in all digits{more}. The paper's figures may be either: its text says accuracy of the target \
+            "\nTeacher-forced, in percent: the target digits that are right, and *exact*, the sums that are right in all \
+             digits{more}. The paper's figures may be either: its text says accuracy of the target \
              suffix, an earlier version called the same numbers exact match of sequences, and those of 33 and 48 digits \
              are whole percents.{spread}\n"
         )
