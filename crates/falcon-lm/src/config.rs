@@ -383,7 +383,7 @@ mod tests {
         let config = resolved(file, &["train.lr=3e-4", "model.hidden_size=64", "task.mixture=uniform"]).unwrap();
         assert_eq!((config.train.schedule.lr, config.train.schedule.steps), (3e-4, 50));
         assert_eq!((config.model.hidden_size, config.model.mixer.head_dim), (64, 16));
-        assert_eq!(config.model.vocab_size, 12);
+        assert_eq!(config.model.vocab_size, 14);
         let off = resolved(file, &["model.rope_theta=none"]).unwrap();
         assert_eq!(off.model.mixer.rope_theta, None);
         let differences = config.differences(&off);
@@ -422,7 +422,8 @@ mod tests {
         assert!(said("", &["model.size=huge"]).contains("tiny"));
         assert!(said("", &["task.name=adition"]).contains("did you mean \"addition\"?"));
         assert!(said("", &["model.decay=lambada"]).contains("`lambda`"));
-        assert!(said("", &["model.vocab_size=99"]).contains("must be 12"));
+        assert!(said("", &["model.vocab_size=99"]).contains("must be 14"));
+        assert!(said("", &["task.order=forward"]).contains("expected `all-reversed` or `sum-reversed`"));
         assert!(said("", &["model.hidden_size=30"]).contains("multiple of num_heads = 4"));
         assert!(said("[train\nlr = 1", &[]).contains("run.toml"));
         assert!(said("", &["task.name=text"]).contains("--set task.train="));

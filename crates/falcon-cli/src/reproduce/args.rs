@@ -146,13 +146,13 @@ pub(super) const ADDITION: &str = "\
 SCALES
 
   quick   4 models learn sums of 1 to 4 digits, measured to 6
-  small   13 models, 1 to 6 digits, measured to 9
-  paper   4 models, 1 to 32 digits, measured to 48: an hour per model
+  small   13 models, 1 to 6 digits, measured to 12
+  paper   9 models, 1 to 32 digits, measured to 64: hours per model
 
 WHAT COMES OUT
 
   table.md       the table, the command and the configuration
-  curves.svg     accuracy by width
+  curves.svg     right digits and right sums by width
   digits.svg     accuracy by width and digit: where a model fails
   results.json   every number: by row, seed, width and digit
   report.html    loss, accuracy and gates over training
@@ -165,6 +165,7 @@ EXAMPLES
   falcon reproduce addition --models retnet,retnet+model.conv_size=4
   falcon reproduce addition --scale small --output runs/mine
   falcon reproduce addition --ablation timing --models falcon-1a.3
+  falcon reproduce addition --set task.operands=independent --set task.leading_zeros=false
   falcon reproduce addition --from results/addition/small --into README.md
 
   Stopped by Ctrl-C or a kill, the same command goes on.";

@@ -40,12 +40,17 @@ pub(crate) fn evaluate(model: &Model, splits: &[Split]) -> Vec<SplitScores> {
 
 fn measure(model: &Model, batch: &Batch) -> Tally {
     let mut total = Tally::default();
-    for part in batch.split(batch.tokens.len().div_ceil(TOKENS)) {
+    for part in parts(batch) {
         let mut state = model.state(part.sequences.count());
         let hidden = model.hidden(tokens(&part, &model.device()), &part.sequences, &mut state);
         total += Tally::of(&part, &predict(model, hidden, &part.targets));
     }
     total
+}
+
+/// The same sequences in batches that are measured in one call each.
+pub(crate) fn parts(batch: &Batch) -> Vec<Batch> {
+    batch.split(batch.tokens.len().div_ceil(TOKENS))
 }
 
 /// Numbers in the logits that are held at once.
@@ -76,7 +81,8 @@ pub(crate) fn ids(tokens: &[u32], device: &Device) -> Tensor<1, Int> {
     whole_numbers(tokens.iter().map(|token| *token as i32).collect(), device)
 }
 
-fn whole_numbers(numbers: Vec<i32>, device: &Device) -> Tensor<1, Int> {
+/// The same of numbers that are tokens or places.
+pub(crate) fn whole_numbers(numbers: Vec<i32>, device: &Device) -> Tensor<1, Int> {
     let count = numbers.len();
     Tensor::from_data(TensorData::new(numbers, [count]), device)
 }

@@ -26,7 +26,7 @@ pub use picture::{Curve, fitted_curves};
 pub use run::{ReportError, RunRecord};
 
 pub(crate) use html::{escape, thousands};
-pub(crate) use picture::{Axes, Triangle, curves, digits_of_widths};
+pub(crate) use picture::{Axes, Panel, Triangle, digits_of_widths, panels};
 pub use scale::Fit;
 pub(crate) use scale::{Format, Scale};
 

@@ -27,6 +27,12 @@ pub(crate) struct Axes {
     pub border: Option<(f64, &'static str)>,
 }
 
+/// Curves, and what stands around them.
+pub(crate) struct Panel {
+    pub axes: Axes,
+    pub curves: Vec<Curve>,
+}
+
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 440.0;
 /// From one name to the next.
@@ -44,56 +50,83 @@ pub fn fitted_curves(title: &'static str, name: &'static str, fits: [Fit; 2], al
     let [x, y] = [Scale::fit(values(|point| point.0), fits[0]), Scale::fit(values(|point| point.1), fits[1])]
         .map(|scale| scale.unwrap_or(Scale::linear(0.0, 1.0)));
     let [x_ticks, y_ticks] = [x, y].map(|scale| scale.labelled_ticks(Format::Number));
-    curves(&Axes { title, name, x, x_ticks, y, y_ticks, border: None }, all)
+    let axes = Axes { title, name, x, x_ticks, y, y_ticks, border: None };
+    panels(&[Panel { axes, curves: all.to_vec() }])
 }
 
-/// Curves with their names beside them.
-pub(crate) fn curves(axes: &Axes, curves: &[Curve]) -> String {
-    let [left, top, right, bottom] = ROOM;
-    let x = |value: f64| left + axes.x.place(value) * (WIDTH - left - right);
-    let y = |value: f64| HEIGHT - bottom - axes.y.place(value) * (HEIGHT - top - bottom);
-    // Many names need more room than the curves.
-    let height = HEIGHT.max(top + 24.0 + NAME * curves.len() as f64);
+/// Panels, one below the other.
+pub(crate) fn panels(panels: &[Panel]) -> String {
+    let height: f64 = panels.iter().map(Panel::height).sum();
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"system-ui, sans-serif\" font-size=\"13\" fill=\"#333\">\n\
-         <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>\n<text x=\"{left}\" y=\"24\" font-size=\"15\">{}</text>\n",
-        escape(axes.title)
+         <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>\n"
     );
-    for (tick, label) in &axes.y_ticks {
-        let (at, end) = (y(*tick), WIDTH - right);
-        _ = writeln!(out, "<path d=\"M{left} {at:.1}H{end}\" stroke=\"#ddd\"/>");
-        _ = writeln!(out, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>", left - 8.0, at + 4.5);
-    }
-    for (tick, label) in &axes.x_ticks {
-        let (at, under) = (x(*tick), HEIGHT - bottom + 20.0);
-        _ = writeln!(out, "<text x=\"{at:.1}\" y=\"{under}\" text-anchor=\"middle\">{label}</text>");
-    }
-    let middle = (left + WIDTH - right) / 2.0;
-    _ = writeln!(
-        out,
-        "<text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
-        HEIGHT - 10.0,
-        escape(axes.name)
-    );
-    if let Some((border, behind)) = axes.border {
-        let (edge, low) = (x(border), HEIGHT - bottom);
-        _ = writeln!(out, "<path d=\"M{edge:.1} {top}V{low}\" stroke=\"#999\" stroke-dasharray=\"4 4\"/>");
-        _ = writeln!(out, "<text x=\"{:.1}\" y=\"{}\" fill=\"#777\">{behind}</text>", edge + 6.0, top + 4.0);
-    }
-    for (index, curve) in curves.iter().enumerate() {
-        let (colour, dash) = (COLOURS[index % COLOURS.len()], DASHES[index / COLOURS.len() % DASHES.len()]);
-        let line = format!("fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" stroke-dasharray=\"{dash}\"");
-        let points = curve.points.iter().map(|(at, value)| format!("{:.1} {:.1}", x(*at), y(*value)));
-        _ = writeln!(
-            out,
-            "<path d=\"M{}\" {line} stroke-linejoin=\"round\"/>",
-            points.collect::<Vec<_>>().join("L")
-        );
-        let (key, at) = (WIDTH - right + 14.0, top + 12.0 + NAME * index as f64);
-        _ = writeln!(out, "<path d=\"M{key} {at}h22\" {line}/>");
-        _ = writeln!(out, "<text x=\"{}\" y=\"{}\">{}</text>", key + 30.0, at + 4.5, escape(&curve.name));
+    let mut above = 0.0;
+    for panel in panels {
+        if above == 0.0 {
+            out += &panel.render();
+        } else {
+            _ = write!(out, "<g transform=\"translate(0 {above})\">\n{}</g>\n", panel.render());
+        }
+        above += panel.height();
     }
     out + "</svg>\n"
+}
+
+impl Panel {
+    /// Many names need more room than the curves.
+    fn height(&self) -> f64 {
+        HEIGHT.max(ROOM[1] + 24.0 + NAME * self.curves.len() as f64)
+    }
+
+    /// Curves with their names beside them.
+    fn render(&self) -> String {
+        let Self { axes, curves } = self;
+        let [left, top, right, bottom] = ROOM;
+        let x = |value: f64| left + axes.x.place(value) * (WIDTH - left - right);
+        let y = |value: f64| HEIGHT - bottom - axes.y.place(value) * (HEIGHT - top - bottom);
+        let mut out = format!("<text x=\"{left}\" y=\"24\" font-size=\"15\">{}</text>\n", escape(axes.title));
+        for (tick, label) in &axes.y_ticks {
+            let (at, end) = (y(*tick), WIDTH - right);
+            _ = writeln!(out, "<path d=\"M{left} {at:.1}H{end}\" stroke=\"#ddd\"/>");
+            _ = writeln!(
+                out,
+                "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>",
+                left - 8.0,
+                at + 4.5
+            );
+        }
+        for (tick, label) in &axes.x_ticks {
+            let (at, under) = (x(*tick), HEIGHT - bottom + 20.0);
+            _ = writeln!(out, "<text x=\"{at:.1}\" y=\"{under}\" text-anchor=\"middle\">{label}</text>");
+        }
+        let middle = (left + WIDTH - right) / 2.0;
+        _ = writeln!(
+            out,
+            "<text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
+            HEIGHT - 10.0,
+            escape(axes.name)
+        );
+        if let Some((border, behind)) = axes.border {
+            let (edge, low) = (x(border), HEIGHT - bottom);
+            _ = writeln!(out, "<path d=\"M{edge:.1} {top}V{low}\" stroke=\"#999\" stroke-dasharray=\"4 4\"/>");
+            _ = writeln!(out, "<text x=\"{:.1}\" y=\"{}\" fill=\"#777\">{behind}</text>", edge + 6.0, top + 4.0);
+        }
+        for (index, curve) in curves.iter().enumerate() {
+            let (colour, dash) = (COLOURS[index % COLOURS.len()], DASHES[index / COLOURS.len() % DASHES.len()]);
+            let line = format!("fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" stroke-dasharray=\"{dash}\"");
+            let points = curve.points.iter().map(|(at, value)| format!("{:.1} {:.1}", x(*at), y(*value)));
+            _ = writeln!(
+                out,
+                "<path d=\"M{}\" {line} stroke-linejoin=\"round\"/>",
+                points.collect::<Vec<_>>().join("L")
+            );
+            let (key, at) = (WIDTH - right + 14.0, top + 12.0 + NAME * index as f64);
+            _ = writeln!(out, "<path d=\"M{key} {at}h22\" {line}/>");
+            _ = writeln!(out, "<text x=\"{}\" y=\"{}\">{}</text>", key + 30.0, at + 4.5, escape(&curve.name));
+        }
+        out
+    }
 }
 
 /// What a model does with every digit of every width: a row for each width, as many numbers as its sums have digits.

@@ -14,7 +14,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use self::addition::Addition;
-pub use self::addition::{AdditionConfig, Mixture, Widths};
+pub use self::addition::{AdditionConfig, Mixture, Operands, Order, Widths};
 use self::text::Text;
 pub use self::text::TextConfig;
 use crate::data::{CacheError, Tokenizer, TokenizerError};
@@ -282,7 +282,7 @@ impl TaskConfig {
     /// Tokens there are; reads the tokenizer if there is one.
     pub fn vocab_size(&self) -> Result<usize, TaskError> {
         match self {
-            Self::Addition(_) => Ok(addition::VOCABULARY.len()),
+            Self::Addition(_) => Ok(addition::VOCABULARY),
             Self::Text(config) => Ok(Tokenizer::open(&config.tokenizer).map_err(TaskError::Tokenizer)?.size()),
         }
     }

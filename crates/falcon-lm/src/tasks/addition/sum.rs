@@ -1,0 +1,170 @@
+//! A sum of two numbers: its digits, how it is written as tokens, and whether it is learnt or held out.
+
+use falcon_nn::IGNORED;
+use sha2::{Digest, Sha256};
+
+use super::Order;
+
+/// Tokens there are: the ten digits, which stand for themselves, and these four.
+pub(in crate::tasks) const VOCABULARY: usize = 14;
+pub(super) const PLUS: i32 = 10;
+pub(super) const EQUALS: i32 = 11;
+pub(super) const BEGIN: i32 = 12;
+/// Only ever asked for, never read.
+pub(crate) const END: i32 = 13;
+
+/// Two operands, each with the highest digit first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Sum {
+    pub a: Vec<u8>,
+    pub b: Vec<u8>,
+}
+
+/// To what a sample belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// To learn from.
+    Train,
+    /// To choose by.
+    Validation,
+    /// To report.
+    Test,
+}
+
+impl Sum {
+    /// The digits of the sum, the lowest first, one more than the longer operand has.
+    pub fn digits(&self) -> Vec<u8> {
+        let mut carry = 0;
+        // The digit at a place counted from the lowest; an operand that is not as long has none there.
+        let digit = |operand: &[u8], place| operand.iter().rev().nth(place).copied().unwrap_or(0);
+        let mut digits: Vec<u8> = (0..self.a.len().max(self.b.len()))
+            .map(|place| {
+                let sum = digit(&self.a, place) + digit(&self.b, place) + carry;
+                carry = sum / 10;
+                sum % 10
+            })
+            .collect();
+        digits.push(carry);
+        digits
+    }
+
+    /// What is read, and what is asked. Without leading zeros the number of digits is part of the answer: after the
+    /// last of them, the end is asked for.
+    pub fn tokens_and_targets(&self, order: Order, leading_zeros: bool) -> (Vec<i32>, Vec<i64>) {
+        let mut answer: Vec<i32> = self.digits().into_iter().map(i32::from).collect();
+        if !leading_zeros {
+            let highest = answer.iter().rposition(|digit| *digit != 0).unwrap_or(0);
+            answer.truncate(highest + 1);
+            answer.push(END);
+        }
+        let operand = |digits: &[u8]| -> Vec<i32> {
+            let digits = digits.iter().copied().map(i32::from);
+            match order {
+                Order::AllReversed => digits.rev().collect(),
+                Order::SumReversed => digits.collect(),
+            }
+        };
+        let mut tokens = [&[BEGIN], &*operand(&self.a), &[PLUS], &operand(&self.b), &[EQUALS]].concat();
+        let mut targets = vec![IGNORED; tokens.len() - 1];
+        targets.extend(answer.iter().copied().map(i64::from));
+        tokens.extend(&answer[..answer.len() - 1]);
+        (tokens, targets)
+    }
+
+    /// To what it belongs, by the first hexadecimal digit of the SHA-256 of its prompt with the highest digits first,
+    /// such as `07+15=`: 0 is validation, 1 is test, all others are training. The prompt is hashed in this form however
+    /// it is written, so that a sum that is learnt in one order is not held out in another.
+    pub fn part(&self) -> Part {
+        let character = |digit: &u8| b'0' + digit;
+        let prompt = self.a.iter().map(character).chain([b'+']).chain(self.b.iter().map(character)).chain([b'=']);
+        match Sha256::digest(prompt.collect::<Vec<u8>>())[0] >> 4 {
+            0 => Part::Validation,
+            1 => Part::Test,
+            _ => Part::Train,
+        }
+    }
+}
+
+/// How many of the 100 sums of one digit are test prompts: few, so a measurement of that width repeats them.
+pub(crate) fn one_digit_tests() -> usize {
+    (0..100).filter(|i| Sum { a: vec![i / 10], b: vec![i % 10] }.part() == Part::Test).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sum(a: &[u8], b: &[u8]) -> Sum {
+        Sum { a: a.to_vec(), b: b.to_vec() }
+    }
+
+    /// What is read, and what is asked where something is.
+    fn written(sum: &Sum, order: Order, leading_zeros: bool) -> (Vec<i32>, Vec<i64>) {
+        let (tokens, targets) = sum.tokens_and_targets(order, leading_zeros);
+        assert_eq!(tokens.len(), targets.len());
+        let equals = tokens.iter().position(|token| *token == EQUALS).unwrap();
+        assert!(targets[..equals].iter().all(|target| *target == IGNORED), "nothing is asked before the sum");
+        (tokens, targets[equals..].to_vec())
+    }
+
+    #[test]
+    fn sums_are_sums() {
+        assert_eq!(sum(&[0, 9, 9], &[0, 0, 7]).digits(), [6, 0, 1, 0]);
+        assert_eq!(sum(&[9, 5], &[7]).digits(), [2, 0, 1]);
+        assert_eq!(sum(&[7], &[9, 9, 5]).digits(), [2, 0, 0, 1]);
+        assert_eq!(sum(&[0], &[0]).digits(), [0, 0]);
+    }
+
+    #[test]
+    fn orders_are_as_they_are_named() {
+        let sum = sum(&[1, 2, 3], &[9, 0, 5]);
+        // 123 + 905 = 1028.
+        let (tokens, targets) = written(&sum, Order::AllReversed, true);
+        assert_eq!(tokens, [BEGIN, 3, 2, 1, PLUS, 5, 0, 9, EQUALS, 8, 2, 0]);
+        assert_eq!(targets, [8, 2, 0, 1]);
+        let (tokens, targets) = written(&sum, Order::SumReversed, true);
+        assert_eq!(tokens, [BEGIN, 1, 2, 3, PLUS, 9, 0, 5, EQUALS, 8, 2, 0]);
+        assert_eq!(targets, [8, 2, 0, 1]);
+    }
+
+    #[test]
+    fn leading_zeros_are_written_or_the_end_is_asked_for() {
+        let end = i64::from(END);
+        // 95 + 7 = 102.
+        let longer = sum(&[9, 5], &[7]);
+        let (tokens, targets) = written(&longer, Order::AllReversed, true);
+        assert_eq!((tokens, targets), (vec![BEGIN, 5, 9, PLUS, 7, EQUALS, 2, 0], vec![2, 0, 1]));
+        let (tokens, targets) = written(&longer, Order::AllReversed, false);
+        assert_eq!((tokens, targets), (vec![BEGIN, 5, 9, PLUS, 7, EQUALS, 2, 0, 1], vec![2, 0, 1, end]));
+        // 12 + 7 = 19: no carry, and a digit less.
+        let shorter = sum(&[1, 2], &[7]);
+        assert_eq!(written(&shorter, Order::AllReversed, true).1, [9, 1, 0]);
+        let (tokens, targets) = written(&shorter, Order::SumReversed, false);
+        assert_eq!((tokens, targets), (vec![BEGIN, 1, 2, PLUS, 7, EQUALS, 9, 1], vec![9, 1, end]));
+        // A zero that is not leading is kept: 5 + 5 = 10. So is that of 0 + 0 = 0.
+        assert_eq!(written(&sum(&[5], &[5]), Order::AllReversed, false).1, [0, 1, end]);
+        let nothing = sum(&[0], &[0]);
+        let (tokens, targets) = written(&nothing, Order::AllReversed, false);
+        assert_eq!((tokens, targets), (vec![BEGIN, 0, PLUS, 0, EQUALS, 0], vec![0, end]));
+        assert_eq!(written(&nothing, Order::AllReversed, true).1, [0, 0]);
+    }
+
+    #[test]
+    fn parts_are_by_hash() {
+        // printf '8+8=' | sha256sum says 0caa…, of '07+15=' e4bb….
+        assert_eq!(sum(&[8], &[8]).part(), Part::Validation);
+        assert_eq!(sum(&[0, 7], &[1, 5]).part(), Part::Train);
+        let mut parts = [0; 3];
+        for a in 0..100u8 {
+            for b in 0..100u8 {
+                parts[sum(&[a / 10, a % 10], &[b / 10, b % 10]).part() as usize] += 1;
+            }
+        }
+        for part in [Part::Validation, Part::Test] {
+            let share = f64::from(parts[part as usize]) / 1e4;
+            assert!((share - 0.0625).abs() < 0.02, "{part:?}: {share}");
+            let of_one = (0..100u8).filter(|i| sum(&[i / 10], &[i % 10]).part() == part).count();
+            assert!((3..=12).contains(&of_one), "{part:?}: {of_one} of the 100 sums of one digit");
+        }
+    }
+}
