@@ -53,7 +53,7 @@ impl Model {
     /// let model = model.with_parameters(|name, values| {
     ///     let (of, grad) = grads.next().expect("as many as parameters, in their order");
     ///     assert_eq!(of, name);
-    ///     values.to_vec().iter().zip(grad).map(|(x, g)| x - 0.01 * g).collect()
+    ///     values.to_vec().iter().zip(grad).map(|(x, g)| x - 0.001 * g).collect()
     /// });
     /// let after = loss(model.forward(tokens()));
     /// assert!(after.into_scalar::<f32>() < before.into_scalar::<f32>());

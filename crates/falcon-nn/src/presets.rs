@@ -95,6 +95,10 @@ impl MixerConfig {
     pub fn preset(name: &str, hidden: usize, heads: usize) -> Result<Self, ConfigError> {
         let wrong =
             |name, range: String, got: usize| Err(ConfigError::Number { name, range, got: got.to_string() });
+        if name.contains('@') {
+            let second = "the hidden_size and num_heads of its size; set head_dim instead".into();
+            return Err(ConfigError::Together { first: "a preset NAME@OTHER".into(), second });
+        }
         if heads == 0 {
             return wrong("num_heads", "1 at least".into(), heads);
         }

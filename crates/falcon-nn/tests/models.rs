@@ -8,8 +8,8 @@ use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 use falcon_nn::{
-    DecayGate, Engine, FeatureMap, GainGate, MixerConfig, Model, ModelConfig, NamedArrays, OutputNorm, PRESETS,
-    Sequences,
+    DecayGate, Engine, FeatureMap, GainGate, MatrixInit, MixerConfig, Model, ModelConfig, NamedArrays, OutputNorm,
+    PRESETS, Sequences,
 };
 
 use self::common::{numbers, small};
@@ -456,6 +456,52 @@ fn sizes_have_the_parameters_they_promise() {
     }
 }
 
+/// Deviations of initial matrices: by the width of the model, or by what they are applied to. Those that end a branch start smaller, by the root
+/// of the 4 layers or of their 8 branches.
+#[test]
+fn initial_matrices_have_the_deviation_asked_for() {
+    let deviation = |init: MatrixInit, part: &str| {
+        let mut config = ModelConfig::preset("falcon-1a.3", "tiny", 16).unwrap();
+        config.matrix_init = init;
+        let mut found = None;
+        config.init(3, &Device::flex()).unwrap().visit_parameters(|name, _, values| {
+            if name == format!("model.layers.2.{part}.weight") {
+                let numbers = values.to_vec();
+                let squares: f64 = numbers.iter().map(|x| f64::from(*x).powi(2)).sum();
+                found = Some((squares / numbers.len() as f64).sqrt());
+            }
+        });
+        found.unwrap()
+    };
+    let root = |x: f64| x.sqrt().recip();
+    for (part, half_width, fan_in) in [
+        ("attn.k_proj", 0.5 * root(128.0), root(128.0)),
+        ("attn.o_proj", 0.5 * root(128.0 * 4.0), root(128.0 * 8.0)),
+        ("mlp.up_proj", 0.5 * root(128.0), root(128.0)),
+        ("mlp.down_proj", 0.5 * root(128.0 * 4.0), root(320.0 * 8.0)),
+        // Uniform between ±1/√4.
+        ("attn.v_conv1d", 0.5 * root(3.0), 0.5 * root(3.0)),
+    ] {
+        for (init, expected) in [(MatrixInit::HalfWidth, half_width), (MatrixInit::FanIn, fan_in)] {
+            let got = deviation(init, part);
+            assert!((got / expected - 1.0).abs() < 0.06, "{init:?} {part}: {got}, not {expected}");
+        }
+    }
+}
+
+/// A model saved before these keys were there has the values that it was made with.
+#[test]
+fn configurations_of_before_are_read() {
+    let config = ModelConfig::preset("falcon-1a.3", "tiny", 16).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&config.to_json()).unwrap();
+    for key in ["matrix_init", "lambda_init", "step_eps", "gamma_floor"] {
+        assert!(json.as_object_mut().unwrap().remove(key).is_some(), "{key}");
+    }
+    let old = ModelConfig::from_json(&json.to_string()).unwrap();
+    let rule = old.mixer.rule().unwrap();
+    assert_eq!((old.matrix_init, rule.eps, rule.clamp), (MatrixInit::FanIn, 1e-6, Some(1e-3)));
+}
+
 /// Layers of one seed are the same, of two are not.
 #[test]
 fn seeds_make_parameters() {
@@ -544,6 +590,11 @@ fn configurations_are_checked() {
     assert!(said(|c| c.mixer.conv_size = 1 << 40).starts_with("conv_size must be from 0 to 1024"));
     assert!(said(|c| c.mixer.norm_eps = 0.0).contains("norm_eps must be above 0, in 32 bits, got 0"));
     assert!(said(|c| c.mixer.norm_eps = 1e-50).contains("in 32 bits"));
+    assert!(said(|c| c.mixer.lambda_init = [0.5, 1.0]).contains("lambda_init must be two numbers from 1e-6"));
+    assert!(said(|c| c.mixer.step_eps = -1.0).contains("step_eps must be 0 or more, got -1"));
+    assert!(
+        said(|c| c.mixer.gamma_floor = Some(1.0)).contains("gamma_floor must be \"none\", or from 0 to below 1")
+    );
     assert!(said(|c| c.mixer.lambda_scale = 1e39).contains("lambda_scale must be 0 or more"));
     assert!(said(|c| c.mixer.window = 20_000).contains("window must be from 1 to 16320"));
     assert!(MixerConfig::preset("falcon-1.3", 100, 0).unwrap_err().to_string().starts_with("num_heads must be 1"));

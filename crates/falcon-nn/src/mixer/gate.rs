@@ -293,6 +293,55 @@ mod tests {
         }
     }
 
+    /// Gates of one token with given logits, the same for both heads: gain and decay of the first head.
+    fn of_logits(name: &str, gain: f32, decay: f32) -> (f64, f64) {
+        let device = Device::flex();
+        let config = MixerConfig::preset(name, 8, 2).unwrap();
+        let gate = Gate::new(&config, 8, &mut Init::new(0, &device));
+        let logits = |of: f32| Some(Tensor::<2>::from_data([[of, of]], &device));
+        let Gates { gain, decay } = gate.forward(Logits { gain: logits(gain), decay: logits(decay) }, 1, &device);
+        let first = |of: Option<Tensor<3>>| of.unwrap().into_data().try_to_vec::<f32>().unwrap()[0].into();
+        (first(gain), first(decay))
+    }
+
+    /// By hand, with heads of 4: `Ē` is 1 after ℓ2 and 4 after RMS; `λ̄` starts at 0.95 · 0.01, and a logit of ln 99 more makes it
+    /// 0.95 / 2. Both controls start at a full step. Far up, β ends at 2, η of a rule that erases at `2 / (Ē (1 + λ̄))`, and η of one that
+    /// does not goes on.
+    #[test]
+    fn two_controls() {
+        let half = 99f32.ln();
+        for (name, gain, decay, expected) in [
+            ("falcon-1a.1", 0.0, 0.0, (1.0, 0.0095)),
+            ("falcon-1a.2", 0.0, 0.0, (1.0, 0.0095)),
+            ("falcon-1a.3", 0.0, half, (0.25, 0.475)),
+            ("falcon-1.3", 0.0, half, (0.25, 0.475)),
+            ("falcon-1a.1", 60.0, half, (2.0, 0.475)),
+            ("falcon-1a.2", 60.0, half, (60.541325, 0.475)),
+            ("falcon-1a.3", 60.0, half, (60.541325 / 4.0, 0.475)),
+            ("falcon-1.3", 60.0, half, (0.5 / 1.475, 0.475)),
+            ("falcon-3.1", 60.0, half, (2.0, 0.475)),
+            ("falcon-3.3", 60.0, half, (0.5 / 1.475, 0.475)),
+        ] {
+            let got = of_logits(name, gain, decay);
+            let close = |got: f64, expected: f64| (got / expected - 1.0).abs() < 1e-5;
+            assert!(close(got.0, expected.0) && close(got.1, expected.1), "{name}: {got:?}, not {expected:?}");
+        }
+    }
+
+    /// By hand: layer 1 of 4 with 4 heads has a slope of 8/4 · (1 − 1/4) = 1.5.
+    #[test]
+    fn lightning_decays_by_head_and_layer() {
+        let device = Device::flex();
+        let config = MixerConfig::preset("lightning", 16, 4).unwrap();
+        let mut init = Init::new(0, &device);
+        init.at(1, 4);
+        let gate = Gate::new(&config, 16, &mut init);
+        let gates = gate.forward(Logits { gain: None, decay: None }, 1, &device);
+        let got: Vec<f32> = gates.decay.unwrap().into_data().try_to_vec().unwrap();
+        let expected = [0.0, 1.5, 3.0, 4.5].map(|x: f32| (-x).exp());
+        assert!(got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-6), "{got:?}");
+    }
+
     /// `γ` as shown is what the rule makes of the gates of a key that has the nominal energy.
     #[test]
     fn what_is_shown_is_what_the_rule_does() {
