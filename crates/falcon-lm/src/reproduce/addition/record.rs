@@ -342,10 +342,10 @@ mod tests {
         assert_eq!(record.beyond(), [33..=48, 49..=64]);
         // Of one digit, half as many again are rounded up.
         record.max_width = 1;
-        record.rows[0].widths.last_mut().unwrap().width = 2;
+        record.rows[0].widths.last_mut().unwrap().width = 3;
         record.rows.truncate(1);
-        assert_eq!(record.beyond(), [2..=2]);
-        assert!(record.summary().contains("| 2 digits | 2, exact |"), "{}", record.summary());
+        assert_eq!(record.beyond(), [2..=2, 3..=3]);
+        assert!(record.summary().contains("| 2 digits | 2, exact | 3 digits |"), "{}", record.summary());
     }
 
     #[test]
