@@ -42,6 +42,7 @@ fn rows_are_run_once_and_recorded() {
     let rows: Vec<(&str, u64)> = record.rows.iter().map(|row| (row.name.as_str(), row.seed)).collect();
     assert_eq!(rows, [("falcon-1a.3", 0), ("falcon-1a.3", 1), ("retnet", 0), ("retnet", 1)]);
     assert!(record.rows.iter().all(|row| row.widths.len() == 3 && row.seconds > 0.0 && row.best_step <= 12));
+    assert!(record.rows.iter().all(|row| row.exact_validation.is_some()));
     assert!(record.command.contains("--models falcon-1a.3,retnet --seeds 2 --steps 12"), "{}", record.command);
     for file in ["table.md", "curves.svg", "digits.svg", "report.html", "retnet-s1/config.toml"] {
         assert!(folder.path().join(file).exists(), "{file}");
@@ -61,6 +62,29 @@ fn rows_are_run_once_and_recorded() {
         .output()
         .unwrap();
     assert!(more.starts_with(&printed(&from)), "{more}");
+}
+
+/// Sums can be written otherwise, and are then of many lengths.
+#[test]
+fn sums_of_unequal_lengths_are_learnt_and_measured() {
+    let folder = TempDir::new().unwrap();
+    let options = ["order=sum-reversed", "operands=independent", "leading_zeros=false"];
+    let options = options.map(|option| format!("--set=task.{option}"));
+    let args = [&["--models", "transformer,falcon-1a.3"][..], &options.each_ref().map(String::as_str)].concat();
+    printed(&addition(&args, folder.path()));
+    let record = AdditionRecord::read(folder.path()).unwrap();
+    for line in ["order = \"sum-reversed\"", "operands = \"independent\"", "leading_zeros = false"] {
+        assert!(record.config.contains(line), "{line}: {}", record.config);
+    }
+    for row in &record.rows {
+        // Sums of 3 digits and less have 4 digits and less, whatever else is asked.
+        assert_eq!(
+            row.widths.iter().map(|width| width.digits.len()).collect::<Vec<_>>(),
+            [2, 3, 4],
+            "{}",
+            row.name
+        );
+    }
 }
 
 #[test]

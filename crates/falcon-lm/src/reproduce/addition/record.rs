@@ -64,6 +64,9 @@ impl Results for AdditionRecord {
     }
 }
 
+/// A figure of a width.
+type Value = fn(&WidthResult) -> f64;
+
 impl AdditionRecord {
     fn names(&self) -> Vec<&str> {
         names(self.rows.iter().map(|row| row.name.as_str()))
@@ -111,7 +114,7 @@ impl AdditionRecord {
         }
         for range in self.beyond() {
             let widths = span(&range);
-            let values: [(bool, String, fn(&WidthResult) -> f64); 3] = [
+            let values: [(bool, String, Value); 3] = [
                 (true, format!("{widths} digits"), |width| width.accuracy),
                 (true, format!("{widths}, exact"), |width| width.exact),
                 (false, format!("{widths}, own digits"), |width| width.free),
@@ -125,7 +128,7 @@ impl AdditionRecord {
         }
         if let Some(range) = self.beyond().first() {
             let ends = [*range.start(), *range.end()];
-            let values: [(&str, fn(&WidthResult) -> f64); 2] = [("", |w| w.accuracy), (", exact", |w| w.exact)];
+            let values: [(&str, Value); 2] = [("", |w| w.accuracy), (", exact", |w| w.exact)];
             for (what, value) in values {
                 let title = format!("{} / {}{what}", ends[0], ends[1]);
                 let at = move |name: &str, width: usize| {
@@ -190,7 +193,7 @@ impl AdditionRecord {
         panels(&[digits, self.panel("Exact match: sums that are right in all digits", |width| width.exact)])
     }
 
-    fn panel(&self, title: &'static str, value: fn(&WidthResult) -> f64) -> Panel {
+    fn panel(&self, title: &'static str, value: Value) -> Panel {
         let curve = |name: &str| {
             let rows = self.of(name);
             let widths = rows[0].widths.iter().map(|width| width.width);
@@ -238,7 +241,7 @@ fn span(range: &RangeInclusive<usize>) -> String {
 }
 
 /// The mean over widths of a row; none if it has none of them.
-fn mean_over(row: &RowResult, range: &RangeInclusive<usize>, value: fn(&WidthResult) -> f64) -> Option<f64> {
+fn mean_over(row: &RowResult, range: &RangeInclusive<usize>, value: Value) -> Option<f64> {
     let widths = row.widths.iter().filter(|width| range.contains(&width.width));
     widths.clone().next().map(|_| mean(widths.map(value)))
 }
@@ -339,10 +342,10 @@ mod tests {
         assert_eq!(record.beyond(), [33..=48, 49..=64]);
         // Of one digit, half as many again are rounded up.
         record.max_width = 1;
-        record.rows[0].widths.last_mut().unwrap().width = 2;
+        record.rows[0].widths.last_mut().unwrap().width = 3;
         record.rows.truncate(1);
-        assert_eq!(record.beyond(), [2..=2]);
-        assert!(record.summary().contains("| 2 digits | 2, exact |"), "{}", record.summary());
+        assert_eq!(record.beyond(), [2..=2, 3..=3]);
+        assert!(record.summary().contains("| 2 digits | 2, exact | 3 digits |"), "{}", record.summary());
     }
 
     #[test]
@@ -374,8 +377,7 @@ mod tests {
         // Width 1 is right, at the height 44 of 100%; deltanet's widths 5 and 6 are at 25% of digits and 3.125% of sums.
         let height = |part: f64| format!("{:.1}", 440.0 - 48.0 - part * (440.0 - 44.0 - 48.0));
         let last = |panel: &str| {
-            let paths = panel.lines().filter(|line| line.contains("stroke-linejoin")).map(str::to_string);
-            let path = paths.last().unwrap();
+            let path = panel.lines().rfind(|line| line.contains("stroke-linejoin")).unwrap();
             path.split('"').nth(1).unwrap().rsplit(' ').next().unwrap().to_string()
         };
         assert_eq!((last(digits), last(exact)), (height(0.25), height(0.03125)));
