@@ -38,8 +38,7 @@ pub struct EvalArgs {
     #[arg(short, long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub window: Option<u32>,
 
-    /// Put the text of --text together again before it is read, and count words and bytes as they were before;
-    /// `--help` says how.
+    /// Put the text of --text together again before it is read, and count words and bytes as they were before.
     #[arg(long, value_enum, value_name = "KIND", requires = "text")]
     pub detokenize: Option<DetokenizeArg>,
 
@@ -83,23 +82,27 @@ const EXAMPLES: &str = r#"HOW BENCHMARKS ARE SCORED
   marked *). The standard error of a perplexity is that of the mean log-likelihood, times the
   perplexity.
 
-  Examples (--shots) are drawn for every question as version 0.4.13 of the harness draws them in
-  one process with its own seed, 1234: of the lines with "split": "train", which are never asked
-  themselves, or, where a file has none, of the questions, the one that is asked left out. (LAMBADA
-  has no training split there either; the harness does not leave out the question, so neither is
-  it left out here.) The same files in the same order then have the same examples, if --limit is
-  not given: it asks questions from all over the file where the harness takes the first.
+  Examples (--shots) are drawn anew for every question, as version 0.4.13 of the harness draws
+  them with its own seed, 1234, in one process: from the lines with "split": "train", which are
+  never asked, or, if a file has none, from all questions but the one that is asked. (LAMBADA has
+  no training split in the harness either, which there draws from all questions without leaving
+  any out; so it does here.) Files with the same lines in the same order have the same examples.
+
+  What differs from the harness: --limit asks questions from all over the file, where the harness
+  asks the first; then the examples differ, too. A long context is read in full, where the harness
+  cuts it to the length of the model.
 
 HOW TEXT IS READ
 
-  A file is one document, and so is a line of a .jsonl file. Words are what white space divides.
+  A file is one document, and so is each line of a .jsonl file. Words are what white space
+  divides.
 
-  --detokenize wikitext is for the raw WikiText, and does what the harness does for its task
-  wikitext: every page, from one title " = Title = " to the next, is read by itself, after
-  " @-@ " is made "-", " , " is made ", ", and so on. The words and bytes that perplexity is
-  divided by are those of the page as it was, with an empty word before a leading space and after
-  a trailing one. With --window, the last window of a page begins earlier, to be as long as the
-  others. --window should then be what the harness has as the length of the model.
+  --detokenize wikitext reads the raw WikiText as the harness reads it for its task wikitext. Every
+  page, from one title " = Title = " to the next, is read by itself, with " @-@ " changed to "-",
+  " , " to ", " and so on. Words and bytes are those of the page before that, and a space at the
+  beginning or end of a page counts as one word more. With --window, which stands for the length of
+  the model in the harness, the last window of a page begins early enough to be as long as the
+  others. A text whose first line is no title is refused.
 
 BENCHMARKS
 
@@ -111,11 +114,17 @@ BENCHMARKS
   social_iqa:
     {"context": "Ann fell.", "question": "How is she?", "choices": ["hurt", "glad"], "gold": 0}
   hellaswag:
-    {"context": "He opens the tap and", "choices": ["water runs", "it barks"], "gold": 0}
+    {"context": "Washing: He opens the tap and", "choices": ["water runs", "it barks"], "gold": 0}
   winogrande, where what follows the right context is likelier:
     {"contexts": ["The cup", "The box"], "continuation": "was full of tea.", "gold": 0}
   lambada_openai:
     {"context": "The cat sat on the", "target": "mat"}
+
+  To be asked as the harness asks, a SciQ question without a passage has "support": "", which
+  leaves an empty line, and texts of HellaSwag are prepared as the harness prepares them: the
+  context is the activity, ": ", ctx_a, a space, and ctx_b with its first letter large and all
+  others small; in contexts and choices " [title]" is changed to ". ", what else is in brackets is
+  removed, and then every two spaces are made one.
 
 ENVIRONMENT
 
