@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use falcon_kernels::Form;
+use falcon_lm::data::Detokenizer;
+use falcon_lm::evaluate::ExamText;
 
 use crate::bench::BenchArgs;
 use crate::eval::EvalArgs;
@@ -90,6 +92,27 @@ pub enum DtypeArg {
     F32,
     /// 64 bits.
     F64,
+}
+
+/// How a text was taken apart, to be put together again before it is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DetokenizeArg {
+    /// The raw WikiText, as lm-evaluation-harness reads it for its task wikitext.
+    Wikitext,
+}
+
+impl From<DetokenizeArg> for Detokenizer {
+    fn from(arg: DetokenizeArg) -> Self {
+        match arg {
+            DetokenizeArg::Wikitext => Self::WikiText,
+        }
+    }
+}
+
+/// The texts of `--text`, to be read as `--detokenize` says.
+pub(crate) fn exam_texts(paths: &[PathBuf], detokenize: Option<DetokenizeArg>) -> Vec<ExamText> {
+    let text = |path: &PathBuf| ExamText { path: path.clone(), detokenizer: detokenize.map(Into::into) };
+    paths.iter().map(text).collect()
 }
 
 /// Arguments of `falcon scan`.

@@ -14,6 +14,7 @@ use falcon_lm::trained::{Trained, TrainedError};
 use falcon_nn::{nearest, write_file};
 use thiserror::Error;
 
+use crate::args::{DetokenizeArg, exam_texts};
 use crate::interrupt::stop_on_interrupt;
 use crate::names::Names;
 use crate::output::{self, printed};
@@ -37,6 +38,10 @@ pub struct EvalArgs {
     #[arg(short, long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub window: Option<u32>,
 
+    /// Put the text of --text together again before it is read, and count words and bytes as they were before.
+    #[arg(long, value_enum, value_name = "KIND", requires = "text")]
+    pub detokenize: Option<DetokenizeArg>,
+
     /// Benchmarks.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "data", value_parser = Names::of(benchmark_names().chain([ALL])))]
     pub tasks: Vec<String>,
@@ -45,11 +50,11 @@ pub struct EvalArgs {
     #[arg(long, value_name = "DIR", requires = "tasks")]
     pub data: Option<PathBuf>,
 
-    /// Examples before each question, up to 8; a list such as 0,1 asks again for each.
+    /// Examples before each question, up to 8, drawn for each; a list such as 0,1 asks again for each number.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "0", requires = "tasks", value_parser = clap::value_parser!(u8).range(0..=8))]
     pub shots: Vec<u8>,
 
-    /// Questions of each benchmark, at most: from all over its file.
+    /// Questions of each benchmark, at most: from all over its file, where lm-evaluation-harness takes the first.
     #[arg(long, value_name = "N", requires = "tasks")]
     pub limit: Option<usize>,
 
@@ -74,23 +79,52 @@ const EXAMPLES: &str = r#"HOW BENCHMARKS ARE SCORED
 
   As in lm-evaluation-harness: a choice by the sum of its tokens' log-likelihoods after the
   question (acc), or that sum divided by its characters (acc_norm, which tables show for those
-  marked *). An example before a question is the first of those asked; that one has the second.
-  The standard error of a perplexity is that of the mean log-likelihood, times the perplexity.
+  marked *). The standard error of a perplexity is that of the mean log-likelihood, times the
+  perplexity.
+
+  Examples (--shots) are drawn anew for every question, as version 0.4.13 of the harness draws
+  them with its own seed, 1234, in one process: from the lines with "split": "train", which are
+  never asked, or, if a file has none, from all questions but the one that is asked. (LAMBADA has
+  no training split in the harness either, which there draws from all questions without leaving
+  any out; so it does here.) Files with the same lines in the same order have the same examples.
+
+  What differs from the harness: --limit asks questions from all over the file, where the harness
+  asks the first; then the examples differ, too. A long context is read in full, where the harness
+  cuts it to the length of the model.
+
+HOW TEXT IS READ
+
+  A file is one document, and so is each line of a .jsonl file. Words are what white space
+  divides.
+
+  --detokenize wikitext reads the raw WikiText as the harness reads it for its task wikitext. Every
+  page, from one title " = Title = " to the next, is read by itself, with " @-@ " changed to "-",
+  " , " to ", " and so on. Words and bytes are those of the page before that, and a space at the
+  beginning or end of a page counts as one word more. With --window, which stands for the length of
+  the model in the harness, the last window of a page begins early enough to be as long as the
+  others. A text whose first line is no title is refused.
 
 BENCHMARKS
 
-  DIR/NAME.jsonl has a JSON object per line; gold is the number of the right choice, from 0:
+  DIR/NAME.jsonl has a JSON object per line; gold is the number of the right choice, from 0, and
+  "split": "train" makes a line an example:
 
   piqa, arc_easy, arc_challenge, openbookqa, and sciq, which may have its passage as "support":
     {"question": "What falls as rain?", "choices": ["water", "sand"], "gold": 0}
   social_iqa:
     {"context": "Ann fell.", "question": "How is she?", "choices": ["hurt", "glad"], "gold": 0}
   hellaswag:
-    {"context": "He opens the tap and", "choices": ["water runs", "it barks"], "gold": 0}
+    {"context": "Washing: He opens the tap and", "choices": ["water runs", "it barks"], "gold": 0}
   winogrande, where what follows the right context is likelier:
     {"contexts": ["The cup", "The box"], "continuation": "was full of tea.", "gold": 0}
   lambada_openai:
     {"context": "The cat sat on the", "target": "mat"}
+
+  To be asked as the harness asks, a SciQ question without a passage has "support": "", which
+  leaves an empty line, and texts of HellaSwag are prepared as the harness prepares them: the
+  context is the activity, ": ", ctx_a, a space, and ctx_b with its first letter large and all
+  others small; in contexts and choices " [title]" is changed to ". ", what else is in brackets is
+  removed, and then every two spaces are made one.
 
 ENVIRONMENT
 
@@ -101,6 +135,7 @@ EXAMPLES
 
   falcon eval runs/mine --text book.txt
   falcon eval runs/* --text test.txt --window 1024 --output results.json
+  falcon eval runs/mine --text wiki.test.raw --detokenize wikitext --window 1024
   falcon eval runs/mine --tasks all --data eval/ --shots 0,1"#;
 
 /// Why there are no results.
@@ -159,10 +194,10 @@ pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
     use_threads(args.threads.map(Into::into))?;
     stop_on_interrupt(STOPPING);
     // All that can be wrong first: it should not be found after an hour.
-    let shots = args.shots.iter().map(|shots| usize::from(*shots)).collect();
-    let mut exam = Exam { texts: args.text.clone(), window: args.window, shots, ..Exam::default() };
+    let shots: Vec<usize> = args.shots.iter().map(|shots| usize::from(*shots)).collect();
+    let mut exam = Exam::new(exam_texts(&args.text, args.detokenize), args.window);
     let folder = args.data.as_deref().unwrap_or(Path::new("."));
-    exam.ask(&benchmarks, folder, args.limit.unwrap_or(usize::MAX))?;
+    exam.ask(&benchmarks, folder, args.limit.unwrap_or(usize::MAX), &shots)?;
     exam.check()?;
     if let Some(path) = &args.output {
         output::check(path).map_err(|error| EvalError::Io { path: path.clone(), error })?;
@@ -240,8 +275,13 @@ fn tables(results: &[ModelResult], benchmarks: &[&Benchmark], args: &EvalArgs) -
         let titles = ["model", "text", "read", "tokens", "per token", "per byte", "per word", "bits per byte"];
         table_head(&mut out, &titles.map(String::from));
         for result in results {
-            for TextResult { text, window, score, .. } in &result.texts {
-                let read = window.map_or("whole".into(), |window| format!("by {window}"));
+            for TextResult { text, detokenizer, window, score, .. } in &result.texts {
+                let whole = if detokenizer.is_some() { "pages" } else { "whole" };
+                let read = match (detokenizer, window) {
+                    (_, None) => whole.into(),
+                    (None, Some(window)) => format!("by {window}"),
+                    (Some(_), Some(window)) => format!("pages by {window}"),
+                };
                 let numbers = [score.token_perplexity(), score.byte_perplexity(), score.word_perplexity()];
                 let mut cells = vec![result.model.clone(), text.clone(), read, score.tokens.to_string()];
                 cells.extend(numbers.map(|number| format!("{number:.3}")));

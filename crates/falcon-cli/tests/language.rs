@@ -124,6 +124,32 @@ fn perplexity_is_counted_whole_and_by_windows() {
     assert!(again.contains(" 1.0000 |"), "a bit per byte: {again}");
 }
 
+/// Pages are read each by itself, and words and bytes are those of the file: ` = A = ` and what follows, with an
+/// empty word at the beginning and at the end of each page, and without the line end between them.
+#[test]
+fn wikitext_is_detokenized() {
+    let house = house();
+    let pages = [" = A = \n the fox is quick , the dog is not . ", " = B = \n a dog sleeps . "];
+    fs::write(house.path("wiki.txt"), pages.join("\n")).unwrap();
+    let args = ["eval", "run", "--text", "wiki.txt", "--output", "wiki.json"];
+    let joined = [&args[..], &["--detokenize", "wikitext"]].concat();
+    let [plain, detokenized] = [&args[..], &joined].map(|args| house.json(args)[0]["texts"][0].clone());
+    let counts = |text: &Value| ["bytes", "words"].map(|key| text[key].as_u64().unwrap());
+    let (bytes, words) = (pages[0].len() + pages[1].len(), 3 + 10 + 3 + 4);
+    assert_eq!(counts(&plain), [bytes as u64 + 1, words]);
+    assert_eq!(counts(&detokenized), [bytes as u64, words + 4]);
+    assert!(detokenized["tokens"].as_u64() < plain["tokens"].as_u64(), "{detokenized} {plain}");
+    assert!(plain["fingerprint"] != detokenized["fingerprint"]);
+    let kept: Value = serde_json::from_slice(&fs::read(house.path("wiki.json")).unwrap()).unwrap();
+    assert_eq!(kept[0]["texts"].as_array().unwrap().len(), 2, "one does not stand for the other: {kept}");
+    assert!(house.says(&joined).contains("| pages |"));
+    assert!(house.says(&[&joined[..], &["--window", "4"]].concat()).contains("| pages by 4 |"));
+    house.refuses(
+        &["eval", "run", "--text", "part.txt", "--detokenize", "wikitext"],
+        "part.txt is no raw wikitext",
+    );
+}
+
 #[test]
 fn benchmarks_are_scored() {
     let house = house();
@@ -149,7 +175,13 @@ fn benchmarks_are_scored() {
     house.refuses(&["eval", "run", "--tasks", "all,typo", "--data", "data"], "unknown benchmark \"typo\"");
     house.refuses(&["eval", "run", "--tasks", "piqa", "--data", "data"], "piqa.jsonl");
     house.refuses(&["eval", "run"], "nothing to measure");
-    house.refuses(&[&tasks[..], &["--limit", "1"]].concat(), "1 questions to ask; 2 are needed");
+    let one = house.json(&[&tasks[..], &["--limit", "1"]].concat());
+    assert_eq!(one[0]["benchmarks"][1]["items"], 1, "the example is the question that is not asked: {one}");
+    house.refuses(&[&tasks[..], &["--limit", "0"]].concat(), "winogrande.jsonl: no questions to ask");
+    house.refuses(
+        &["eval", "run", "--tasks", "winogrande", "--data", "data", "--shots", "2"],
+        "winogrande.jsonl: 2 different questions to draw the examples of line 1 from, 3 are needed",
+    );
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use falcon_lm::data::Detokenizer;
 use falcon_lm::reproduce::addition::AdditionRecord;
 use falcon_lm::reproduce::language::LanguageRecord;
 use falcon_lm::reproduce::{RESULTS_FILE, Results};
@@ -165,19 +166,23 @@ fn corpus(folder: &Path) {
     let text = |from: usize, count: usize| -> String {
         (from..from + count).map(|i| words[i * i % 7 + i % 4]).collect::<Vec<_>>().join(" ")
     };
-    for (name, from, count) in [("train.txt", 0, 4000), ("valid.txt", 7, 300), ("wiki.txt", 11, 100)] {
+    for (name, from, count) in [("train.txt", 0, 4000), ("valid.txt", 7, 300)] {
         fs::write(folder.join(name), text(from, count)).unwrap();
     }
+    fs::write(folder.join("wiki.txt"), format!(" = Rain = \n {} \n", text(11, 100))).unwrap();
     let eval = folder.join("eval");
     fs::create_dir_all(&eval).unwrap();
+    // A question and another with another answer: each is the other's example.
+    let two = |name: &str, line: &str, other: [&str; 2]| {
+        fs::write(eval.join(format!("{name}.jsonl")), [line, &line.replace(other[0], other[1])].join("\n"))
+            .unwrap();
+    };
     let question = r#"{"question": "rain falls", "context": "on the", "choices": ["hill", "river"], "gold": 0}"#;
     for name in ["piqa", "hellaswag", "arc_easy", "arc_challenge", "openbookqa", "social_iqa", "sciq"] {
-        fs::write(eval.join(format!("{name}.jsonl")), [question, question].join("\n")).unwrap();
+        two(name, question, ["0}", "1}"]);
     }
-    let contexts = r#"{"contexts": ["rain on", "a river"], "continuation": "runs", "gold": 1}"#;
-    fs::write(eval.join("winogrande.jsonl"), [contexts, contexts].join("\n")).unwrap();
-    let last = r#"{"context": "rain falls on the", "target": "hill"}"#;
-    fs::write(eval.join("lambada_openai.jsonl"), [last, last].join("\n")).unwrap();
+    two("winogrande", r#"{"contexts": ["rain on", "a river"], "continuation": "runs", "gold": 1}"#, ["1}", "0}"]);
+    two("lambada_openai", r#"{"context": "rain falls on the", "target": "hill"}"#, ["hill", "river"]);
 }
 
 #[test]
@@ -190,7 +195,7 @@ fn language_models_are_trained_once_and_measured_in_full() {
     // More is asked of what was trained.
     let metrics = folder.path().join("out/retnet-s0/metrics.jsonl");
     let before = fs::read(&metrics).unwrap();
-    let args = [models.as_slice(), &["--text", "wiki.txt", "--data", "eval"]].concat();
+    let args = [models.as_slice(), &["--text", "wiki.txt", "--detokenize", "wikitext", "--data", "eval"]].concat();
     let shown = printed(&lm(&args, folder.path()));
     assert_eq!(fs::read(&metrics).unwrap(), before);
     let all = fs::read_to_string(folder.path().join("out/table.md")).unwrap();
@@ -203,11 +208,17 @@ fn language_models_are_trained_once_and_measured_in_full() {
         assert_eq!((row.texts.len(), row.benchmarks.len(), row.tokens), (2, 18, 12 * 2 * 16), "{}", row.name);
         // All of the validation text is foretold, not the part that is looked at while training.
         assert_eq!(row.texts[0].score.bytes, fs::read(folder.path().join("valid.txt")).unwrap().len());
+        // The other is read as WikiText: a page of 1 + 3 + 100 words and an empty one, in which the spaces around
+        // the line ends go.
+        let [plain, wiki] = [&row.texts[0], &row.texts[1]];
+        assert_eq!((plain.detokenizer, wiki.detokenizer), (None, Some(Detokenizer::WikiText)));
+        assert_eq!((wiki.score.words, wiki.score.bytes - wiki.score.tokens), (105, 3));
         assert_eq!(row.curve.iter().map(|(tokens, _)| *tokens).collect::<Vec<_>>(), [192, 384]);
     }
     let command = &record.command;
     assert!(
-        command.ends_with("--train train.txt --valid valid.txt --tokenizer bytes --text wiki.txt --data eval"),
+        command.ends_with("--tokenizer bytes --text wiki.txt --detokenize wikitext --data eval")
+            && command.contains("--train train.txt --valid valid.txt"),
         "{command}"
     );
     assert_eq!(printed(&lm(&args, folder.path())), shown);

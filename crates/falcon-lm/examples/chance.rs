@@ -12,7 +12,7 @@ use std::error::Error;
 use std::path::PathBuf;
 
 use falcon_lm::data::Tokenizer;
-use falcon_lm::evaluate::{BENCHMARKS, Estimate, Likelihood, Request};
+use falcon_lm::evaluate::{BENCHMARKS, Estimate, Likelihood, Questions, Request};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -25,11 +25,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("| | questions | guessing | random, acc | off by | uniform, acc | acc_norm |");
     println!("|---|--:|--:|--:|--:|--:|--:|");
     for benchmark in BENCHMARKS.iter().filter(|benchmark| benchmark.name != "lambada_openai") {
-        let items = benchmark.read(&folder.join(format!("{}.jsonl", benchmark.name)), usize::MAX, 0)?;
-        let requests = benchmark.requests(&items, &tokenizer, 0);
+        let path = folder.join(format!("{}.jsonl", benchmark.name));
+        let questions = Questions::read(benchmark, &path, usize::MAX, 0)?;
+        let requests = questions.requests(&tokenizer, 0);
         let grade = |score: &mut dyn FnMut(&Request) -> f64| {
             let answer = |request: &Request| Likelihood { log: score(request), greedy: false };
-            benchmark.grade(&items, &requests.iter().map(answer).collect::<Vec<_>>(), 0)
+            benchmark.grade(&questions.asked, &requests.iter().map(answer).collect::<Vec<_>>(), 0)
         };
         let random = grade(&mut |_| -rng.random_range(0.0..100.0));
         let uniform = grade(&mut |request| token * request.continuation.len() as f64);
@@ -37,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!(
             "| {} | {} | {:.1} | {} | {:+.1} standard errors | {} | {} |",
             benchmark.title,
-            items.len(),
+            questions.asked.len(),
             100.0 * random.chance,
             percent(random.acc),
             (random.acc.mean - random.chance) / random.acc.stderr,

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
+use crate::args::DetokenizeArg;
+
 /// Arguments of `falcon reproduce`.
 #[derive(Debug, Args)]
 pub struct ReproduceArgs {
@@ -107,11 +109,17 @@ pub struct LanguageArgs {
     #[arg(short, long, value_name = "TEXT", conflicts_with = "from")]
     pub text: Vec<PathBuf>,
 
+    /// Put the text of --text together again before it is read, and count words and bytes as they were before;
+    /// `falcon eval --help` says how. The validation text is read as it is.
+    #[arg(long, value_enum, value_name = "KIND", requires = "text", conflicts_with = "from")]
+    pub detokenize: Option<DetokenizeArg>,
+
     /// The folder with the benchmarks, NAME.jsonl each; without it, none are asked.
     #[arg(long, value_name = "DIR", conflicts_with = "from")]
     pub data: Option<PathBuf>,
 
-    /// Examples before each question, up to 8; a list such as 0,1 asks again for each.
+    /// Examples before each question, up to 8, drawn for each as `falcon eval` does; a list such as 0,1 asks again
+    /// for each number.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "0,1", requires = "data", value_parser = clap::value_parser!(u8).range(0..=8))]
     pub shots: Vec<u8>,
 
@@ -195,7 +203,8 @@ ENVIRONMENT
 EXAMPLES
 
   falcon reproduce lm --train books.txt.xz --valid other.txt
-  falcon reproduce lm --scale small --train books/ --valid held-out.txt --text wiki.txt --data eval/
+  falcon reproduce lm --scale small --train books/ --valid held-out.txt --data eval/
+  falcon reproduce lm --train books/ --valid held-out.txt --text wiki.test.raw --detokenize wikitext
   falcon reproduce lm --scale paper --tokenizer gpt2/ --estimate
   falcon reproduce lm --from results/lm/small --into README.md
 

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use clap::ValueEnum;
 use falcon_lm::config::RunConfig;
 use falcon_lm::data::{Source, TOKENIZER_FILE, Tokenizer, digest, sample};
 use falcon_lm::evaluate::BENCHMARKS;
@@ -18,6 +19,7 @@ use super::{
     LanguageArgs, Planned, ReproduceError, again, command, finish, machine, plan, quoted, results_folder, rows,
     run_all, scale,
 };
+use crate::args::exam_texts;
 use crate::bench::Text;
 use crate::interrupt::SAVING;
 use crate::output::printed;
@@ -52,10 +54,10 @@ pub(super) fn run(args: &LanguageArgs) -> Result<Outcome, ReproduceError> {
         return show_estimates(args, &plan);
     }
     let shots: Vec<usize> = args.shots.iter().map(|shots| usize::from(*shots)).collect();
-    let mut exam = exam(&plan[0].config, &args.text, &shots);
+    let mut exam = exam(&plan[0].config, exam_texts(&args.text, args.detokenize));
     if let Some(folder) = &args.data {
         let all: Vec<_> = BENCHMARKS.iter().collect();
-        exam.ask(&all, folder, args.limit.unwrap_or(scale.samples))?;
+        exam.ask(&all, folder, args.limit.unwrap_or(scale.samples), &shots)?;
     }
     exam.check()?;
     check_unseen(args)?;
@@ -140,6 +142,8 @@ fn words(args: &LanguageArgs) -> Vec<String> {
     }
     args.tokenizer.iter().for_each(|tokenizer| add("tokenizer", tokenizer));
     args.text.iter().for_each(|text| add("text", &text.to_string_lossy()));
+    let detokenize = args.detokenize.and_then(|kind| kind.to_possible_value());
+    detokenize.iter().for_each(|kind| add("detokenize", kind.get_name()));
     args.data.iter().for_each(|data| add("data", &data.to_string_lossy()));
     if args.shots != [0, 1] {
         add("shots", &args.shots.iter().map(u8::to_string).collect::<Vec<_>>().join(","));

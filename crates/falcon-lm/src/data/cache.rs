@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
+use super::detokenize::Detokenizer;
 use super::source::{FileStamp, Piece, Source, SourceError};
 use super::tokenizer::Tokenizer;
 
@@ -56,6 +57,8 @@ pub enum CacheError {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Header {
     source: Vec<FileStamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    detokenizer: Option<Detokenizer>,
     tokenizer: String,
     totals: Totals,
     sha256: String,
@@ -68,9 +71,9 @@ pub struct Totals {
     pub tokens: usize,
     /// Documents.
     pub documents: usize,
-    /// Bytes of text.
+    /// Bytes of text, before it was detokenized.
     pub bytes: usize,
-    /// Words: what white space divides.
+    /// Words: what white space divides, before it was detokenized.
     pub words: usize,
 }
 
@@ -80,6 +83,7 @@ pub struct Tokens {
     map: Mmap,
     wide: bool,
     header: Header,
+    fingerprint: String,
     documents: Vec<usize>,
 }
 
@@ -102,13 +106,16 @@ impl Tokens {
         progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Self, CacheError> {
         let stamps = source.stamps()?;
-        let paths = stamps.iter().map(|stamp| stamp.path.as_bytes());
+        let paths = stamps.iter().map(|stamp| stamp.path.clone());
         let name = paths
-            .chain([tokenizer.fingerprint().as_bytes()])
+            .chain([tokenizer.fingerprint()])
+            .chain(source.detokenizer().map(|detokenizer| detokenizer.to_string()))
             .fold(Sha256::new(), |hash, part| hash.chain_update(part).chain_update([0]));
         let name = hex(&name.finalize()[..12]);
         let path = folder.join(format!("{name}.tokens"));
-        let known = || Self::read(&path, tokenizer).ok().filter(|known| known.header.source == stamps);
+        let same =
+            |known: &Self| known.header.source == stamps && known.header.detokenizer == source.detokenizer();
+        let known = || Self::read(&path, tokenizer).ok().filter(same);
         if let Some(known) = known() {
             return Ok(known);
         }
@@ -170,7 +177,12 @@ impl Tokens {
         let starts = map[tokens * width..about].chunks_exact(8);
         let documents =
             starts.map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight")) as usize).collect();
-        Ok(Self { map, wide, header, documents })
+        // Text may be the same detokenized or not; what is counted of it is not.
+        let fingerprint = match header.detokenizer {
+            None => header.sha256.clone(),
+            Some(detokenizer) => format!("{detokenizer}:{}", header.sha256),
+        };
+        Ok(Self { map, wide, header, fingerprint, documents })
     }
 
     /// How much text there is.
@@ -178,9 +190,9 @@ impl Tokens {
         self.header.totals
     }
 
-    /// What tells these tokens from others: a hash of them all.
+    /// What tells these tokens from others: a hash of them all, and how their text was detokenized.
     pub fn fingerprint(&self) -> &str {
-        &self.header.sha256
+        &self.fingerprint
     }
 
     /// A file that both are made from, if there is one.
@@ -266,7 +278,7 @@ fn make(
         flush(&mut pieces)
     })?;
     flush(&mut pieces)?;
-    writer.finish(stamps, tokenizer.fingerprint()).map_err(io)?;
+    writer.finish(stamps, source.detokenizer(), tokenizer.fingerprint()).map_err(io)?;
     aside.as_file().sync_all().map_err(io)?;
     aside.persist(path).map_err(|error| io(error.error))?;
     Ok(())
@@ -308,17 +320,22 @@ impl<W: Write> Writer<W> {
             false => all.flat_map(|token| (*token as u16).to_le_bytes()).collect(),
         };
         self.totals.tokens += tokens.len() + usize::from(piece.first);
-        self.totals.bytes += piece.text.len();
-        self.totals.words += piece.text.split_whitespace().count();
+        self.totals.bytes += piece.bytes;
+        self.totals.words += piece.words;
         self.write(&bytes)
     }
 
-    fn finish(mut self, source: Vec<FileStamp>, tokenizer: String) -> io::Result<()> {
+    fn finish(
+        mut self,
+        source: Vec<FileStamp>,
+        detokenizer: Option<Detokenizer>,
+        tokenizer: String,
+    ) -> io::Result<()> {
         self.totals.documents = self.documents.len();
         let documents: Vec<u8> = self.documents.iter().flat_map(|start| start.to_le_bytes()).collect();
         self.write(&documents)?;
         let sha256 = hex(&self.hash.finalize());
-        let about = serde_json::to_vec(&Header { source, tokenizer, totals: self.totals, sha256 })?;
+        let about = serde_json::to_vec(&Header { source, detokenizer, tokenizer, totals: self.totals, sha256 })?;
         self.out.write_all(&about)?;
         self.out.write_all(&Sha256::digest(&about))?;
         self.out.write_all(&((about.len() + SUM) as u64).to_le_bytes())?;

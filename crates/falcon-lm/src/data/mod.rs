@@ -1,10 +1,13 @@
 //! Text to learn from: files and folders, tokenizers, and tokens made once.
 
 mod cache;
+mod compressed;
+mod detokenize;
 mod source;
 mod tokenizer;
 
 pub use self::cache::{CacheError, Tokens, Totals};
 pub(crate) use self::cache::{folder as cache_folder, hex, in_line};
+pub use self::detokenize::Detokenizer;
 pub use self::source::{FileStamp, Piece, Source, SourceError, digest, sample};
 pub use self::tokenizer::{TOKENIZER_FILE, TextStream, Tokenizer, TokenizerError};

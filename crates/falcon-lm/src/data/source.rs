@@ -2,18 +2,18 @@
 //! file is too large (a line of JSON is held whole).
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Read};
+use std::fs;
+use std::io::{self, BufRead, Read};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
-use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use super::cache::{hex, in_line};
+use super::compressed::{decompressed, plain_name};
+use super::detokenize::{Detokenizer, Pages};
 
 /// Why text cannot be read.
 #[derive(Debug, Error)]
@@ -44,6 +44,17 @@ pub enum SourceError {
         /// What is wrong with it.
         error: String,
     },
+    /// Text of another kind.
+    #[error(
+        "{path} is no raw {detokenizer}: its first line is no title such as \" = Robert Boulter = \"; measure it without \
+         --detokenize"
+    )]
+    Kind {
+        /// The file.
+        path: PathBuf,
+        /// The kind it should be.
+        detokenizer: Detokenizer,
+    },
     /// There is none.
     #[error(
         "{path} has no text; of a folder, files that end in .txt, .md or .jsonl are read, and those with .xz, .gz or .zst after that"
@@ -61,6 +72,19 @@ pub struct Piece {
     pub text: String,
     /// Whether a document begins with it.
     pub first: bool,
+    /// Its bytes, before it was detokenized.
+    pub bytes: usize,
+    /// Its words: what white space divides. Of text that is detokenized, as its [`Detokenizer`] counts them,
+    /// before.
+    pub words: usize,
+}
+
+impl Piece {
+    /// Text as it was found.
+    pub fn new(text: String, first: bool) -> Self {
+        let (bytes, words) = (text.len(), text.split_whitespace().count());
+        Self { text, first, bytes, words }
+    }
 }
 
 /// How much text a piece has, about.
@@ -73,6 +97,7 @@ const LONGEST: usize = 4 * PIECE;
 pub struct Source {
     root: PathBuf,
     files: Vec<PathBuf>,
+    detokenizer: Option<Detokenizer>,
 }
 
 /// What tells a file from what it was.
@@ -101,7 +126,25 @@ impl Source {
         if files.is_empty() {
             return Err(SourceError::Empty { path: root.into() });
         }
-        Ok(Self { root: root.into(), files })
+        Ok(Self { root: root.into(), files, detokenizer: None })
+    }
+
+    /// The same, to be divided into pages and detokenized, each page a document. All files must begin as such text
+    /// does.
+    pub fn detokenized(mut self, detokenizer: Detokenizer) -> Result<Self, SourceError> {
+        for path in &self.files {
+            let beginning = beginning(path, BEGINNING)?.concat();
+            if detokenizer.recognises(&beginning) == Some(false) {
+                return Err(SourceError::Kind { path: path.clone(), detokenizer });
+            }
+        }
+        self.detokenizer = Some(detokenizer);
+        Ok(self)
+    }
+
+    /// How it is detokenized, if it is.
+    pub fn detokenizer(&self) -> Option<Detokenizer> {
+        self.detokenizer
     }
 
     /// What tells it from what it was.
@@ -123,7 +166,14 @@ impl Source {
                 any = true;
                 take(piece)
             };
-            read_file(path, &mut take)?;
+            match self.detokenizer {
+                None => read_file(path, &mut take)?,
+                Some(detokenizer) => {
+                    let mut pages = Pages::new(detokenizer);
+                    read_file(path, &mut |piece| pages.add(&piece, &mut take))?;
+                    pages.finish(&mut take)?;
+                }
+            }
         }
         if any { Ok(()) } else { Err(SourceError::Empty { path: self.root.clone() }.into()) }
     }
@@ -139,8 +189,25 @@ pub fn digest(texts: &[String]) -> String {
     hex(&hash.finalize())
 }
 
+/// Bytes by which a file is told to be of some kind.
+const BEGINNING: usize = 1 << 16;
+
 /// About `most` bytes of text: of every file a part, from its beginning.
 pub fn sample(sources: &[Source], most: usize) -> Result<Vec<String>, SourceError> {
+    let files: Vec<&PathBuf> = sources.iter().flat_map(|source| &source.files).collect();
+    let mut texts = Vec::new();
+    for path in &files {
+        texts.extend(beginning(path, most / files.len())?);
+    }
+    texts.retain(|text| !text.is_empty());
+    match sources.first() {
+        Some(source) if texts.is_empty() => Err(SourceError::Empty { path: source.root.clone() }),
+        _ => Ok(texts),
+    }
+}
+
+/// About `most` bytes of text from the beginning of a file.
+fn beginning(path: &Path, most: usize) -> Result<Vec<String>, SourceError> {
     /// Why a file is read no further.
     enum Stop {
         Enough,
@@ -151,29 +218,21 @@ pub fn sample(sources: &[Source], most: usize) -> Result<Vec<String>, SourceErro
             Self::Wrong(error)
         }
     }
-    let files: Vec<&PathBuf> = sources.iter().flat_map(|source| &source.files).collect();
-    let mut texts = Vec::new();
-    for path in &files {
-        let mut left = most / files.len();
-        let read = read_file(path, &mut |piece: Piece| {
-            let text = &piece.text[..whole_characters(&piece.text, left)];
-            left -= text.len();
-            texts.push(text.to_string());
-            if left == 0 || text.len() < piece.text.len() { Err(Stop::Enough) } else { Ok(()) }
-        });
-        if let Err(Stop::Wrong(error)) = read {
-            return Err(error);
-        }
-    }
-    texts.retain(|text| !text.is_empty());
-    match sources.first() {
-        Some(source) if texts.is_empty() => Err(SourceError::Empty { path: source.root.clone() }),
-        _ => Ok(texts),
+    let (mut texts, mut left) = (Vec::new(), most);
+    let read = read_file(path, &mut |piece: Piece| {
+        let text = &piece.text[..whole_characters(&piece.text, left)];
+        left -= text.len();
+        texts.push(text.to_string());
+        if left == 0 || text.len() < piece.text.len() { Err(Stop::Enough) } else { Ok(()) }
+    });
+    match read {
+        Err(Stop::Wrong(error)) => Err(error),
+        Ok(()) | Err(Stop::Enough) => Ok(texts),
     }
 }
 
 fn read_file<E: From<SourceError>>(path: &Path, take: &mut impl FnMut(Piece) -> Result<(), E>) -> Result<(), E> {
-    let (reader, name) = decompressed(path)?;
+    let (reader, name) = decompressed(path).map_err(|error| at(path, error))?;
     match Path::new(name).extension() == Some(OsStr::new("jsonl")) {
         true => documents(path, reader, take),
         false => pieces(path, reader, take),
@@ -210,74 +269,6 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), SourceError> {
         }
     }
     Ok(())
-}
-
-/// A file's name without what says how it is compressed.
-fn plain_name(name: &OsStr) -> &OsStr {
-    let path = Path::new(name);
-    match path.extension().and_then(OsStr::to_str) {
-        Some("xz" | "gz" | "zst") => path.file_stem().unwrap_or(name),
-        _ => name,
-    }
-}
-
-/// What is in a file, and the name of that.
-fn decompressed(path: &Path) -> Result<(Box<dyn BufRead>, &OsStr), SourceError> {
-    let file = BufReader::new(File::open(path).map_err(|error| at(path, error))?);
-    let reader: Box<dyn BufRead> = match path.extension().and_then(OsStr::to_str) {
-        Some("xz") => Box::new(BufReader::new(lzma_rust2::XzReader::new(file, true))),
-        Some("gz") => Box::new(BufReader::new(flate2::bufread::MultiGzDecoder::new(file))),
-        Some("zst") => Box::new(BufReader::new(Frames { file, frame: None })),
-        _ => Box::new(file),
-    };
-    Ok((reader, plain_name(path.file_name().unwrap_or_default())))
-}
-
-/// What zstd wrote, which may be many frames one after the other, some of them to be passed over; the library reads one.
-struct Frames<R> {
-    file: R,
-    frame: Option<Box<FrameDecoder>>,
-}
-
-impl<R: BufRead> Read for Frames<R> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let wrong = |error: FrameDecoderError| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
-        loop {
-            let Some(frame) = &mut self.frame else {
-                if self.file.fill_buf()?.is_empty() {
-                    return Ok(0);
-                }
-                let mut frame = FrameDecoder::new();
-                match frame.init(&mut self.file) {
-                    Ok(()) => self.frame = Some(Box::new(frame)),
-                    Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
-                        length,
-                        ..
-                    })) => {
-                        let skipped = io::copy(&mut (&mut self.file).take(length.into()), &mut io::sink())?;
-                        if skipped < length.into() {
-                            return Err(io::ErrorKind::UnexpectedEof.into());
-                        }
-                    }
-                    Err(error) => return Err(wrong(error)),
-                }
-                continue;
-            };
-            while frame.can_collect() == 0 && !frame.is_finished() {
-                frame.decode_blocks(&mut self.file, BlockDecodingStrategy::UptoBlocks(1)).map_err(wrong)?;
-            }
-            let read = frame.read(out)?;
-            if read > 0 || out.is_empty() {
-                return Ok(read);
-            }
-            // The library computes the checksum, and leaves it to its caller to compare.
-            let sums = frame.get_checksum_from_data().zip(frame.get_calculated_checksum());
-            if sums.is_some_and(|(written, found)| written != found) {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "damaged: its checksum is another"));
-            }
-            self.frame = None;
-        }
-    }
 }
 
 /// One document per line: an object with a `text`.
@@ -318,7 +309,7 @@ fn documents<E: From<SourceError>>(
                 }
             };
             let (piece, after) = rest.split_at(cut);
-            take(Piece { text: piece.into(), first })?;
+            take(Piece::new(piece.into(), first))?;
             (rest, first) = (after, false);
         }
     }
@@ -355,7 +346,7 @@ fn pieces<E: From<SourceError>>(
             },
         };
         if cut > 0 {
-            take(Piece { text: text[..cut].into(), first })?;
+            take(Piece::new(text[..cut].into(), first))?;
             first = false;
         }
         read += cut as u64;
@@ -492,7 +483,7 @@ mod tests {
         let lines = format!("{{\"text\": \"one\", \"id\": 3}}\n\n{}\n", serde_json::json!({ "text": long }));
         let (_folder, path) = file("a.jsonl", lines.as_bytes());
         let pieces = read(&path).unwrap();
-        assert_eq!(pieces[0], Piece { text: "one".into(), first: true });
+        assert_eq!(pieces[0], Piece::new("one".into(), true));
         assert_eq!(pieces.iter().map(|piece| piece.first).take(3).collect::<Vec<_>>(), [true, true, false]);
         assert_eq!(pieces[1..].iter().map(|piece| piece.text.as_str()).collect::<String>(), long);
         let (_folder, path) = file("a.jsonl", b"{\"text\": \"one\"}\n{\"body\": \"two\"}\n");

@@ -1,7 +1,7 @@
 //! How likely a text is after another.
 
 use burn::tensor::Tensor;
-use falcon_nn::{Model, ModelState, Sequences};
+use falcon_nn::{Model, Sequences};
 
 use super::{ids, predict, whole_numbers};
 use crate::data::Tokenizer;
@@ -53,8 +53,8 @@ impl Request {
 const TOKENS: usize = 8192;
 const SEQUENCES: usize = 256;
 
-/// The likelihoods of `requests`. What all of them begin with is read once, what some share as context once for all of those. `progress` is
-/// told how many are done, and may say to stop by false.
+/// The likelihoods of `requests`. A context that several have is read once. `progress` is told how many are done,
+/// and may say to stop by false.
 pub(super) fn likelihoods(
     model: &Model,
     requests: &[Request],
@@ -64,8 +64,6 @@ pub(super) fn likelihoods(
     // Requests of one context come together.
     let mut order: Vec<usize> = (0..requests.len()).collect();
     order.sort_by(|a, b| requests[*a].context.cmp(&requests[*b].context));
-    let shared = shared(requests);
-    let start = begin(model, requests, shared);
     let mut groups: Vec<&[usize]> = order.chunk_by(|a, b| requests[*a].context == requests[*b].context).collect();
     // By length, so that those of one call have about the same.
     groups.sort_by_key(|group| requests[group[0]].context.len());
@@ -74,7 +72,7 @@ pub(super) fn likelihoods(
         let (mut tokens, mut sequences, mut count) = (0, 0, 0);
         for group in &groups {
             let asked: usize = group.iter().map(|i| requests[*i].continuation.len()).sum();
-            tokens += requests[group[0]].context.len() - shared + asked;
+            tokens += requests[group[0]].context.len() + asked;
             sequences += group.len();
             if count > 0 && (tokens > TOKENS || sequences > SEQUENCES) {
                 break;
@@ -82,7 +80,7 @@ pub(super) fn likelihoods(
             count += 1;
         }
         let batch: Vec<&[usize]> = groups.drain(..count).collect();
-        score(model, requests, &batch, shared, &start, &mut answers);
+        score(model, requests, &batch, &mut answers);
         done += batch.iter().map(|group| group.len()).sum::<usize>();
         if !progress(done) {
             return None;
@@ -91,40 +89,12 @@ pub(super) fn likelihoods(
     Some(answers)
 }
 
-/// Tokens that all contexts begin with, short of the whole of one.
-fn shared(requests: &[Request]) -> usize {
-    let Some(first) = requests.first() else { return 0 };
-    let with = |other: &Request| {
-        let same = first.context.iter().zip(&other.context).take_while(|(a, b)| a == b).count();
-        same.min(other.context.len() - 1)
-    };
-    requests.iter().map(with).min().unwrap_or(0)
-}
-
-/// The state after what all contexts begin with.
-fn begin(model: &Model, requests: &[Request], shared: usize) -> ModelState {
-    let mut state = model.state(1);
-    if shared > 0 {
-        for piece in requests[0].context[..shared].chunks(TOKENS) {
-            model.hidden(ids(piece, &model.device()), &Sequences::uniform(1, piece.len()), &mut state);
-        }
-    }
-    state
-}
-
-fn score(
-    model: &Model,
-    requests: &[Request],
-    groups: &[&[usize]],
-    shared: usize,
-    start: &ModelState,
-    answers: &mut [Likelihood],
-) {
+fn score(model: &Model, requests: &[Request], groups: &[&[usize]], answers: &mut [Likelihood]) {
     let device = model.device();
-    let contexts: Vec<&[u32]> = groups.iter().map(|group| &requests[group[0]].context[shared..]).collect();
+    let contexts: Vec<&[u32]> = groups.iter().map(|group| requests[group[0]].context.as_slice()).collect();
     let lengths: Vec<usize> = contexts.iter().map(|context| context.len()).collect();
     let sequences = Sequences::packed(&lengths);
-    let mut state = model.select(start, &vec![0; groups.len()]);
+    let mut state = model.state(groups.len());
     let read = model.hidden(ids(&contexts.concat(), &device), &sequences, &mut state);
     // The first token of a continuation follows its context, the others each other.
     let ends: Vec<i32> = sequences.offsets()[1..].iter().map(|end| *end as i32 - 1).collect();
@@ -179,15 +149,13 @@ mod tests {
             let model = ModelConfig::preset(preset, "micro", 20).unwrap().init(3, &Device::flex()).unwrap();
             let tokens =
                 |seed: u32, count: u32| (0..count).map(|i| (seed * 7 + i * i * 3 + i) % 20).collect::<Vec<u32>>();
-            let prefix = tokens(1, 9);
             let mut requests = Vec::new();
             for context in 0..40 {
                 for choice in 0..3 {
-                    let context = [prefix.clone(), tokens(context / 2, 1 + context % 5)].concat();
+                    let context = tokens(context / 2, 1 + context % 5);
                     requests.push(Request { context, continuation: tokens(choice + 30, 1 + (choice * 2) % 3) });
                 }
             }
-            assert!(shared(&requests) >= prefix.len());
             let mut seen = 0;
             let got = likelihoods(&model, &requests, &mut |done| {
                 seen = done;

@@ -5,21 +5,39 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::choices::fingerprint;
-use super::{Benchmark, BenchmarkError, BenchmarkResult, Estimate, Item, Reading, TextScore, text_score};
-use crate::data::{CacheError, Source, Tokens, cache_folder};
+use super::likelihood::likelihoods;
+use super::{Benchmark, BenchmarkError, BenchmarkResult, Estimate, Questions, Reading, TextScore, text_score};
+use crate::data::{CacheError, Detokenizer, Source, SourceError, Tokens, cache_folder};
 use crate::trained::{Trained, TrainedError};
 
 /// What is asked.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Exam {
-    /// Files or folders of text.
-    pub texts: Vec<PathBuf>,
-    /// Tokens of a window; none if texts are read from beginning to end.
-    pub window: Option<u32>,
-    /// Benchmarks and their questions.
-    pub questions: Vec<(&'static Benchmark, Vec<Item>)>,
-    /// Examples before each question, each number in turn.
-    pub shots: Vec<usize>,
+    texts: Vec<ExamText>,
+    window: Option<u32>,
+    /// Questions, and the examples before each of them, each number in turn.
+    questions: Vec<(Questions, Vec<usize>)>,
+}
+
+/// A text to be measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExamText {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// How it was taken apart into words, if it should be put together again. It is then read as
+    /// lm-evaluation-harness reads it: every page by itself, and the last window of a page, if it is read by
+    /// windows, as long as the others.
+    pub detokenizer: Option<Detokenizer>,
+}
+
+impl ExamText {
+    fn source(&self) -> Result<Source, SourceError> {
+        let source = Source::open(&self.path)?;
+        match self.detokenizer {
+            Some(detokenizer) => source.detokenized(detokenizer),
+            None => Ok(source),
+        }
+    }
 }
 
 /// What is known of a model.
@@ -44,6 +62,9 @@ pub struct TextResult {
     pub text: String,
     /// What tells it from others.
     pub fingerprint: String,
+    /// How it was detokenized, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detokenizer: Option<Detokenizer>,
     /// Tokens of a window; none if it was read from beginning to end.
     pub window: Option<u32>,
     /// The cost.
@@ -62,24 +83,31 @@ impl ModelResult {
 pub type OnProgress<'a> = dyn FnMut(&str, usize, usize) -> bool + 'a;
 
 impl Exam {
-    /// Reads the questions of benchmarks from `folder`, at most `limit` of each.
+    /// Texts, to be read by windows of so many tokens, or from beginning to end.
+    pub fn new(texts: Vec<ExamText>, window: Option<u32>) -> Self {
+        Self { texts, window, questions: Vec::new() }
+    }
+
+    /// Reads the questions of benchmarks from `folder`, at most `limit` of each, to be asked with so many
+    /// examples, each number in turn.
     pub fn ask(
         &mut self,
         benchmarks: &[&'static Benchmark],
         folder: &Path,
         limit: usize,
+        shots: &[usize],
     ) -> Result<(), BenchmarkError> {
-        let most = self.shots.iter().copied().max().unwrap_or(0);
+        let most = shots.iter().copied().max().unwrap_or(0);
         for benchmark in benchmarks {
             let path = folder.join(format!("{}.jsonl", benchmark.name));
-            self.questions.push((benchmark, benchmark.read(&path, limit, most)?));
+            self.questions.push((Questions::read(benchmark, &path, limit, most)?, shots.to_vec()));
         }
         Ok(())
     }
 
-    /// Whether all texts are there.
+    /// Whether all texts are there, and of the kind that they should be.
     pub fn check(&self) -> Result<(), CacheError> {
-        self.texts.iter().try_for_each(|path| Source::open(path).map(drop).map_err(CacheError::from))
+        self.texts.iter().try_for_each(|text| text.source().map(drop).map_err(CacheError::from))
     }
 
     /// Measures what `known` does not have yet, and gives `known` to `keep` after every part. Returns what was asked, in order, from what is
@@ -108,10 +136,10 @@ impl Exam {
         keep: &mut dyn FnMut(&ModelResult) -> Result<(), E>,
         progress: &mut OnProgress<'_>,
     ) -> Result<bool, E> {
-        for path in &self.texts {
-            let name = path.display().to_string();
+        for exam_text in &self.texts {
+            let (name, detokenizer) = (exam_text.path.display().to_string(), exam_text.detokenizer);
             progress(&name, 0, 0);
-            let source = Source::open(path).map_err(CacheError::from)?;
+            let source = exam_text.source().map_err(CacheError::from)?;
             let opened = Tokens::open(&source, tokenizer, cache, &mut |bytes| {
                 progress(&format!("{name}: {} MiB made into tokens", bytes >> 20), 0, 0)
             });
@@ -126,12 +154,16 @@ impl Exam {
                 asked.texts.push(old.clone());
                 continue;
             }
-            let reading = self.window.map_or(Reading::Whole, |window| Reading::Windows(window as usize));
+            let reading = match (self.window, detokenizer) {
+                (None, _) => Reading::Whole,
+                (Some(window), None) => Reading::Windows(window as usize),
+                (Some(window), Some(Detokenizer::WikiText)) => Reading::FullWindows(window as usize),
+            };
             let score = text_score(model, &text, reading, &mut |done, all| progress(&name, done, all));
             let Some(score) = score else { return Ok(false) };
             finite(folder, score.nats, || format!("the cost of {name}"))?;
             let fingerprint = text.fingerprint().to_string();
-            let found = TextResult { text: name, fingerprint, window: self.window, score };
+            let found = TextResult { text: name, fingerprint, detokenizer, window: self.window, score };
             known.texts.push(found.clone());
             asked.texts.push(found);
             keep(known)?;
@@ -148,11 +180,12 @@ impl Exam {
         keep: &mut dyn FnMut(&ModelResult) -> Result<(), E>,
         progress: &mut OnProgress<'_>,
     ) -> Result<bool, E> {
-        for (benchmark, items) in &self.questions {
-            for &shots in &self.shots {
+        for (questions, all_shots) in &self.questions {
+            let Questions { benchmark, asked: items, .. } = questions;
+            for &shots in all_shots {
                 let title = format!("{}, {shots}-shot", benchmark.title);
                 progress(&title, 0, 0);
-                let requests = benchmark.requests(items, tokenizer, shots);
+                let requests = questions.requests(tokenizer, shots);
                 let print = fingerprint(items, &requests);
                 let same = |old: &&BenchmarkResult| {
                     old.name == benchmark.name && old.shots == shots && old.fingerprint == print
@@ -161,8 +194,8 @@ impl Exam {
                     asked.benchmarks.push(old.clone());
                     continue;
                 }
-                let answers =
-                    benchmark.put(model, items, &requests, shots, &mut |done, all| progress(&title, done, all));
+                let all = requests.len();
+                let answers = likelihoods(model, &requests, &mut |done| progress(&title, done, all));
                 let Some(answers) = answers else { return Ok(false) };
                 let lines = items.iter().flat_map(|item| vec![item.line(); item.ways()]);
                 for (answer, line) in answers.iter().zip(lines) {
@@ -212,12 +245,18 @@ mod tests {
         Trained { model, tokenizer: Tokenizer::bytes(), folder: PathBuf::new(), weights: format!("{seed}") }
     }
 
+    /// Two questions with their examples.
+    fn exam(folder: &Path, texts: Vec<ExamText>, gold: usize, shots: &[usize]) -> Exam {
+        let line = |name| format!(r#"{{"question": "{name}", "choices": ["a", "b"], "gold": {gold}}}"#);
+        fs::write(folder.join("piqa.jsonl"), ["", &line("q"), &line("r")].join("\n")).unwrap();
+        let mut exam = Exam::new(texts, None);
+        exam.ask(&[Benchmark::named("piqa").unwrap()], folder, usize::MAX, shots).unwrap();
+        exam
+    }
+
     /// Measures `gold` of two choices, and tells how often something was kept.
     fn take(folder: &Path, gold: usize, known: &mut ModelResult) -> (Answers, usize) {
-        let line = format!(r#"{{"question": "q", "choices": ["a", "b"], "gold": {gold}}}"#);
-        fs::write(folder.join("piqa.jsonl"), [line.as_str(), &line].join("\n")).unwrap();
-        let mut exam = Exam { shots: vec![0, 1], ..Exam::default() };
-        exam.ask(&[Benchmark::named("piqa").unwrap()], folder, usize::MAX).unwrap();
+        let exam = exam(folder, Vec::new(), gold, &[0, 1]);
         let mut kept = 0;
         let mut keep = |_: &ModelResult| -> Result<(), RowError> {
             kept += 1;
@@ -245,10 +284,7 @@ mod tests {
     #[test]
     fn an_interrupt_keeps_what_was_done() {
         let folder = tempfile::tempdir().unwrap();
-        let line = r#"{"question": "q", "choices": ["a", "b"], "gold": 1}"#;
-        fs::write(folder.path().join("piqa.jsonl"), [line, line].join("\n")).unwrap();
-        let mut exam = Exam { shots: vec![0, 1], ..Exam::default() };
-        exam.ask(&[Benchmark::named("piqa").unwrap()], folder.path(), 5).unwrap();
+        let exam = exam(folder.path(), Vec::new(), 1, &[0, 1]);
         let mut known = ModelResult::new("m".into(), &trained(0));
         let mut kept = Vec::new();
         let mut keep = |known: &ModelResult| -> Result<(), RowError> {
@@ -261,12 +297,49 @@ mod tests {
         assert_eq!((answers.asked.benchmarks.len(), known.benchmarks.len(), kept), (1, 1, vec![1]));
     }
 
+    /// A text in which there is nothing to put together and a single page is the same tokens; its words are not,
+    /// and it is told apart. Counted by hand: ` = A =` is 6 bytes and an empty part, =, A and =.
+    #[test]
+    fn detokenized_text_is_told_from_plain() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("wiki.txt");
+        fs::write(&path, " = A =").unwrap();
+        let trained = trained(0);
+        let fresh = || ModelResult::new("m".into(), &trained);
+        let (mut known, mut asked) = (fresh(), fresh());
+        let mut kept = 0;
+        let mut read = |detokenizer, known: &mut ModelResult| {
+            let exam = Exam::new(vec![ExamText { path: path.clone(), detokenizer }], Some(4));
+            exam.check().unwrap();
+            let mut keep = |_: &ModelResult| -> Result<(), RowError> {
+                kept += 1;
+                Ok(())
+            };
+            let cache = folder.path().join("cache");
+            exam.read(&cache, &trained, known, &mut asked, &mut keep, &mut |_, _, _| true).unwrap();
+            kept
+        };
+        let wikitext = Some(Detokenizer::WikiText);
+        assert_eq!([None, wikitext, None, wikitext].map(|of| read(of, &mut known)), [1, 2, 2, 2]);
+        let [plain, joined] = [&known.texts[0], &known.texts[1]];
+        assert_eq!([plain.score.words, joined.score.words], [3, 4]);
+        assert_eq!([plain, joined].map(|text| (text.score.bytes, text.score.tokens)), [(6, 6); 2]);
+        assert_eq!(joined.fingerprint, format!("wikitext:{}", plain.fingerprint));
+        assert_ne!(plain.score.nats, joined.score.nats, "the last two tokens after two more");
+        let json = serde_json::to_value(joined).unwrap();
+        assert_eq!(json["detokenizer"], "wikitext");
+        assert_eq!(serde_json::from_value::<TextResult>(json).unwrap(), *joined);
+        // Text of another kind is refused, and where it begins is no matter.
+        fs::write(&path, "\n = A = b\n").unwrap();
+        let exam = Exam::new(vec![ExamText { path, detokenizer: wikitext }], None);
+        let said = exam.check().unwrap_err().to_string();
+        assert!(said.contains("wiki.txt is no raw wikitext: its first line is no title"), "{said}");
+    }
+
     /// It would be scored, and kept as nothing.
     #[test]
     fn what_is_no_number_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let line = r#"{"question": "q", "choices": ["a", "b"], "gold": 0}"#;
-        fs::write(folder.path().join("piqa.jsonl"), ["", line].join("\n")).unwrap();
         let text = folder.path().join("a.txt");
         fs::write(&text, "one two").unwrap();
         let mut broken = trained(0);
@@ -281,8 +354,7 @@ mod tests {
         let fresh = || ModelResult::new("m".into(), &broken);
         let (mut known, mut asked) = (fresh(), fresh());
         let mut keep = |_: &ModelResult| -> Result<(), RowError> { panic!("nothing to keep") };
-        let mut exam = Exam { shots: vec![0], texts: vec![text.clone()], ..Exam::default() };
-        exam.ask(&[Benchmark::named("piqa").unwrap()], folder.path(), usize::MAX).unwrap();
+        let exam = exam(folder.path(), vec![ExamText { path: text.clone(), detokenizer: None }], 0, &[0]);
         let said = exam.answer(&broken, &mut known, &mut asked, &mut keep, &mut |_, _, _| true).unwrap_err();
         let expected = "runs/broken: PIQA, 0-shot: the likelihood of a choice of line 2 is NaN";
         assert!(said.to_string().contains(expected), "{said}");

@@ -4,6 +4,8 @@ mod choices;
 mod likelihood;
 mod measure;
 mod perplexity;
+mod python_random;
+mod questions;
 
 use std::ops::AddAssign;
 
@@ -11,11 +13,12 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use falcon_nn::{Model, Prediction, predictions};
 
 pub(crate) use self::choices::mean_and_variance;
-pub use self::choices::{BENCHMARKS, Benchmark, BenchmarkError, BenchmarkResult, Estimate, Item};
+pub use self::choices::{BENCHMARKS, Benchmark, BenchmarkResult, Estimate};
 pub use self::likelihood::{Likelihood, Request};
-pub use self::measure::{Answers, Exam, ModelResult, OnProgress, TextResult};
+pub use self::measure::{Answers, Exam, ExamText, ModelResult, OnProgress, TextResult};
 pub use self::perplexity::TextScore;
 use self::perplexity::{Reading, text_score};
+pub use self::questions::{BenchmarkError, Item, Questions};
 use crate::tasks::{Batch, Split};
 use crate::train::Scores;
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use falcon_nn::{Model, ModelState, Sequences};
+use falcon_nn::{IGNORED, Model, ModelState, Sequences};
 use serde::{Deserialize, Serialize};
 
 use super::{ids, predict};
@@ -15,6 +15,29 @@ pub(super) enum Reading {
     Whole,
     /// In windows of so many tokens, each as if nothing came before.
     Windows(usize),
+    /// The same, but the last window of a document reaches back to be as long as the others, as
+    /// lm-evaluation-harness has it. What it shares with the one before is read again and not counted again.
+    FullWindows(usize),
+}
+
+/// Tokens that are read from a fresh state, each to foretell the next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Stretch {
+    /// Which.
+    read: Range<usize>,
+    /// The first whose foretelling counts.
+    counted: usize,
+}
+
+impl Stretch {
+    fn len(&self) -> usize {
+        self.read.len()
+    }
+
+    /// Tokens whose foretelling counts.
+    fn counts(&self) -> usize {
+        self.read.end - self.counted.clamp(self.read.start, self.read.end)
+    }
 }
 
 /// What text costs a model.
@@ -76,20 +99,18 @@ pub(super) fn text_score(
         }
         let mut state = model.state(together.len());
         if size <= TOKENS {
-            let lengths: Vec<usize> = together.iter().map(Range::len).collect();
-            nats += cost(model, text, &together, &Sequences::packed(&lengths), &mut state);
-            done += size;
+            nats += cost(model, text, &together, &mut state);
+            done += together.iter().map(Stretch::counts).sum::<usize>();
             if !progress(done, all) {
                 return None;
             }
             continue;
         }
-        let range = together.remove(0);
-        for start in range.clone().step_by(TOKENS) {
-            let piece = start..range.end.min(start + TOKENS);
-            let sequences = Sequences::uniform(1, piece.len());
-            done += piece.len();
-            nats += cost(model, text, &[piece], &sequences, &mut state);
+        let Stretch { read, counted } = together.remove(0);
+        for start in read.clone().step_by(TOKENS) {
+            let piece = Stretch { read: start..read.end.min(start + TOKENS), counted };
+            done += piece.counts();
+            nats += cost(model, text, &[piece], &mut state);
             if !progress(done, all) {
                 return None;
             }
@@ -98,33 +119,36 @@ pub(super) fn text_score(
     Some(TextScore { nats, tokens: all, bytes, words })
 }
 
-/// Tokens to read, each to foretell the next: all but the last of every document.
-fn stretches(text: &Tokens, reading: Reading) -> Vec<Range<usize>> {
+/// All but the last token of every document.
+fn stretches(text: &Tokens, reading: Reading) -> Vec<Stretch> {
     let starts = text.documents();
     let ends = starts[1..].iter().copied().chain([text.totals().tokens]);
     let documents = starts.iter().zip(ends).map(|(start, end)| *start..end - 1);
-    let longest = match reading {
-        Reading::Whole => usize::MAX,
-        Reading::Windows(length) => length.max(1),
+    let (longest, full) = match reading {
+        Reading::Whole => (usize::MAX, false),
+        Reading::Windows(length) => (length.max(1), false),
+        Reading::FullWindows(length) => (length.max(1), true),
     };
     let cut = |document: Range<usize>| {
-        let end = document.end;
-        document.step_by(longest).map(move |start| start..end.min(start.saturating_add(longest)))
+        document.clone().step_by(longest).map(move |counted| {
+            let end = document.end.min(counted.saturating_add(longest));
+            let start = if full { document.start.max(end.saturating_sub(longest)) } else { counted };
+            Stretch { read: start..end, counted }
+        })
     };
-    documents.flat_map(cut).filter(|range| !range.is_empty()).collect()
+    documents.flat_map(cut).collect()
 }
 
-fn cost(
-    model: &Model,
-    text: &Tokens,
-    ranges: &[Range<usize>],
-    sequences: &Sequences,
-    state: &mut ModelState,
-) -> f64 {
-    let read: Vec<u32> = ranges.iter().flat_map(|range| text.get(range.clone())).collect();
-    let targets: Vec<i64> =
-        ranges.iter().flat_map(|range| text.get(range.start + 1..range.end + 1)).map(i64::from).collect();
-    let hidden = model.hidden(ids(&read, &model.device()), sequences, state);
+/// What the tokens of stretches cost, side by side, each after its part of `state`.
+fn cost(model: &Model, text: &Tokens, stretches: &[Stretch], state: &mut ModelState) -> f64 {
+    let read: Vec<u32> = stretches.iter().flat_map(|stretch| text.get(stretch.read.clone())).collect();
+    let targets = stretches.iter().flat_map(|Stretch { read, counted }| {
+        let next = text.get(read.start + 1..read.end + 1);
+        read.clone().zip(next).map(|(at, next)| if at < *counted { IGNORED } else { i64::from(next) })
+    });
+    let targets: Vec<i64> = targets.collect();
+    let sequences = Sequences::packed(&stretches.iter().map(Stretch::len).collect::<Vec<_>>());
+    let hidden = model.hidden(ids(&read, &model.device()), &sequences, state);
     predict(model, hidden, &targets).iter().flatten().map(|prediction| prediction.loss).sum()
 }
 
@@ -151,10 +175,16 @@ mod tests {
     #[test]
     fn every_token_is_foretold_once() {
         let text = tokens(&[letters(5), letters(12), letters(1)]);
-        let whole = stretches(&text, Reading::Whole);
-        assert_eq!(whole, [0..5, 6..18, 19..20]);
-        let windows = stretches(&text, Reading::Windows(4));
-        assert_eq!(windows, [0..4, 4..5, 6..10, 10..14, 14..18, 19..20]);
+        let of = |reading| -> Vec<(Range<usize>, usize)> {
+            stretches(&text, reading).into_iter().map(|Stretch { read, counted }| (read, counted)).collect()
+        };
+        assert_eq!(of(Reading::Whole), [(0..5, 0), (6..18, 6), (19..20, 19)]);
+        let windows = [(0..4, 0), (4..5, 4), (6..10, 6), (10..14, 10), (14..18, 14), (19..20, 19)];
+        assert_eq!(of(Reading::Windows(4)), windows);
+        // The last window of the first document is as long as the one before; the last document is shorter than a
+        // window.
+        let full = [(0..4, 0), (1..5, 4), (6..10, 6), (10..14, 10), (14..18, 14), (19..20, 19)];
+        assert_eq!(of(Reading::FullWindows(4)), full);
     }
 
     /// Long documents in pieces and short ones side by side cost what each costs in one call.
@@ -172,25 +202,34 @@ mod tests {
         assert_eq!(score.tokens, score.bytes);
         let one_by_one: f64 = stretches(&text, Reading::Whole)
             .into_iter()
-            .map(|range| {
-                let sequences = Sequences::uniform(1, range.len());
-                cost(&model, &text, &[range], &sequences, &mut model.state(1))
-            })
+            .map(|stretch| cost(&model, &text, &[stretch], &mut model.state(1)))
             .sum();
         assert!((score.nats - one_by_one).abs() < 1e-5 * one_by_one, "{} {one_by_one}", score.nats);
         // The last document by hand: what comes after its beginning and after its first letter.
         let last = text.get(text.documents()[3]..text.totals().tokens);
         let logits = model.forward(ids(&last[..2], &model.device()).unsqueeze()).squeeze_dim(0);
-        let by_hand: f64 = falcon_nn::predictions(logits, &[last[1].into(), last[2].into()])
-            .iter()
-            .flatten()
-            .map(|prediction| prediction.loss)
-            .sum();
-        let range = text.documents()[3]..text.totals().tokens - 1;
-        let one = cost(&model, &text, &[range], &Sequences::uniform(1, 2), &mut model.state(1));
+        let said = falcon_nn::predictions(logits, &[last[1].into(), last[2].into()]);
+        let by_hand: f64 = said.iter().flatten().map(|prediction| prediction.loss).sum();
+        let read = text.documents()[3]..text.totals().tokens - 1;
+        let counted = read.start;
+        let one = cost(&model, &text, &[Stretch { read: read.clone(), counted }], &mut model.state(1));
         assert!((one - by_hand).abs() < 1e-5 * by_hand, "{one} {by_hand}");
+        // Of the same, only what comes after the first letter.
+        let rest = cost(&model, &text, &[Stretch { read, counted: counted + 1 }], &mut model.state(1));
+        let expected = said[1].as_ref().unwrap().loss;
+        assert!((rest - expected).abs() < 1e-5 * expected, "{rest} {expected}");
         let windows = text_score(&model, &text, Reading::Windows(16), &mut |_, _| true).unwrap();
         assert_eq!(windows.tokens, score.tokens);
+        // A last window of more than one call: what it shares with the one before costs nothing.
+        let mut seen = 0;
+        let full = text_score(&model, &text, Reading::FullWindows(TOKENS + 100), &mut |done, _| {
+            seen = done;
+            true
+        });
+        assert_eq!(seen, score.tokens);
+        let [long, last] = [TOKENS + 100, 200].map(|count| count as f64);
+        let difference = score.nats - full.unwrap().nats;
+        assert!(difference.abs() < 0.01 * score.nats * last / (long + last), "{difference} of {}", score.nats);
         assert!(text_score(&model, &text, Reading::Whole, &mut |_, _| false).is_none());
     }
 

@@ -18,7 +18,7 @@ use self::paper::{PAPER, PaperRow, TASKS};
 pub use self::record::LanguageRecord;
 use super::rows::{self, Row, RowError, Scale};
 use crate::config::{Layer, RunConfig, RunConfigError};
-use crate::evaluate::{BenchmarkResult, Exam, ModelResult, OnProgress, TextResult};
+use crate::evaluate::{BenchmarkResult, Exam, ExamText, ModelResult, OnProgress, TextResult};
 use crate::tasks::{TaskConfig, VALIDATION};
 use crate::train::{Record, Watch};
 use crate::trained::Trained;
@@ -208,11 +208,11 @@ pub fn run_row(
 }
 
 /// What rows of a configuration are asked: the validation text and others in windows of training's length. Questions are added to it.
-pub fn exam(config: &RunConfig, texts: &[PathBuf], shots: &[usize]) -> Exam {
+pub fn exam(config: &RunConfig, texts: Vec<ExamText>) -> Exam {
     let TaskConfig::Text(task) = &config.task else { unreachable!("the task is set to text") };
     let window = u32::try_from(task.length).expect("validated: at most 2^20");
-    let texts = std::iter::once(task.valid.clone()).chain(texts.iter().cloned()).collect();
-    Exam { texts, window: Some(window), shots: shots.to_vec(), ..Exam::default() }
+    let valid = ExamText { path: task.valid.clone(), detokenizer: None };
+    Exam::new(std::iter::once(valid).chain(texts).collect(), Some(window))
 }
 
 #[cfg(test)]

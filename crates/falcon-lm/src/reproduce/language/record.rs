@@ -241,7 +241,10 @@ impl LanguageRecord {
         let texts: Vec<String> = first
             .texts
             .iter()
-            .map(|text| format!("{} {} tokens", title(text), thousands(text.score.tokens as u64)))
+            .map(|text| {
+                let joined = text.detokenizer.map_or(String::new(), |_| " (detokenized, page by page)".into());
+                format!("{} {} tokens{joined}", title(text), thousands(text.score.tokens as u64))
+            })
             .collect();
         format!(
             "Scale `{}`: all rows at {} tokens, {}. {}. Falcon {}. [Validation while training](curves.svg).\n\n\
@@ -301,12 +304,14 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::data::Detokenizer;
     use crate::evaluate::Estimate;
 
     fn record(seeds: u64) -> LanguageRecord {
         let text = |name: &str, nats: f64| TextResult {
             text: format!("data/{name}"),
             fingerprint: "f".into(),
+            detokenizer: (name == "wiki.txt.xz").then_some(Detokenizer::WikiText),
             window: Some(512),
             score: TextScore { nats, tokens: 100, bytes: 400, words: 80 },
         };
@@ -398,7 +403,7 @@ mod tests {
         assert_eq!(LanguageRecord::read(folder.path()).unwrap(), record(2));
         let page = fs::read_to_string(folder.path().join(TABLE_FILE)).unwrap();
         assert!(page.contains(&record(2).table()) && page.contains("$ falcon reproduce lm"));
-        assert!(page.contains("a.valid 100 tokens, wiki 100 tokens"), "{page}");
+        assert!(page.contains("a.valid 100 tokens, wiki 100 tokens (detokenized, page by page)"), "{page}");
         let svg = fs::read_to_string(folder.path().join(CURVES_FILE)).unwrap();
         assert!(svg.contains("falcon-3a.3") && !svg.contains("NaN"));
         let page = "<!-- lm small -->\nold\n<!-- end -->\n";

@@ -1,0 +1,468 @@
+//! The questions of a benchmark, and the examples before them, as lm-evaluation-harness (0.4.13) draws and writes
+//! them.
+//!
+//! A file has a JSON object per line. Lines with `"split": "train"` are examples and are never asked; all others
+//! are questions. Examples are drawn anew for every question, by one generator per benchmark, in the order in
+//! which questions are asked. A file without a training split has its questions as examples of each other.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use thiserror::Error;
+
+use super::choices::{Benchmark, Form, Splits};
+use super::likelihood::Request;
+use super::python_random::PythonRandom;
+use crate::data::{Tokenizer, in_line};
+
+/// The harness' own seed for examples.
+const SEED: u32 = 1234;
+/// What a line's `split` says if it is an example.
+const TRAIN: &str = "train";
+
+/// Why a benchmark cannot be run.
+#[derive(Debug, Error)]
+pub enum BenchmarkError {
+    /// The system refused.
+    #[error("{path}: {error}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// A line that is no question.
+    #[error("{path}, line {line}: {error}")]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong with it.
+        error: String,
+    },
+    /// Nothing to ask.
+    #[error(
+        "{path}: no questions to ask; lines with \"split\": \"train\" are examples only, and --limit must be above 0"
+    )]
+    None {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Too few examples.
+    #[error(
+        "{path}: {got} different questions to draw the examples of line {line} from, {needed} are needed: add lines \
+         with \"split\": \"train\", or set --shots lower"
+    )]
+    Few {
+        /// The file.
+        path: PathBuf,
+        /// Of the question, counted from 1.
+        line: usize,
+        /// How many there are.
+        got: usize,
+        /// How many there should be.
+        needed: usize,
+    },
+}
+
+/// A question: ways to go on, of which one is right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// What comes before: one for all choices, or one for each if the choices differ in that.
+    contexts: Vec<String>,
+    /// What is scored; a single one if the contexts differ.
+    choices: Vec<String>,
+    gold: usize,
+    /// Where it is in its file, counted from 1.
+    line: usize,
+}
+
+/// A line of a file; which of these it has depends on the benchmark.
+#[derive(Deserialize)]
+struct Line {
+    split: Option<String>,
+    question: Option<String>,
+    support: Option<String>,
+    context: Option<String>,
+    contexts: Option<Vec<String>>,
+    choices: Option<Vec<String>>,
+    continuation: Option<String>,
+    target: Option<String>,
+    gold: Option<usize>,
+}
+
+impl Item {
+    fn of(form: Form, line: Line, number: usize) -> Result<Self, String> {
+        fn need<T>(value: Option<T>, name: &str) -> Result<T, String> {
+            value.ok_or_else(|| format!("it has no {name:?}"))
+        }
+        let Line { question, support, context, contexts, choices, continuation, target, gold, split: _ } = line;
+        let (contexts, choices, gold) = match form {
+            Form::Contexts => {
+                (need(contexts, "contexts")?, vec![need(continuation, "continuation")?], need(gold, "gold")?)
+            }
+            Form::LastWord => (vec![need(context, "context")?], vec![need(target, "target")?], 0),
+            _ => {
+                let context = match form {
+                    Form::Question => {
+                        // SciQ has a passage to find the answer in, where the file has it.
+                        let passage = support.map_or(String::new(), |text| format!("{}\n", text.trim_start()));
+                        format!("{passage}Question: {}\nAnswer:", need(question, "question")?)
+                    }
+                    Form::Stem => need(question, "question")?,
+                    Form::Situation => {
+                        format!("Q: {} {}\nA:", need(context, "context")?, need(question, "question")?)
+                    }
+                    _ => need(context, "context")?,
+                };
+                (vec![context], need(choices, "choices")?, need(gold, "gold")?)
+            }
+        };
+        let item = Self { contexts, choices, gold, line: number };
+        let ways = item.ways();
+        if gold >= ways {
+            return Err(format!("gold is {gold}, and there are {ways} choices"));
+        }
+        // The only choice would always be right.
+        if ways == 1 && form != Form::LastWord {
+            return Err("there is 1 choice; a question needs 2 or more".into());
+        }
+        if item.choices.iter().any(String::is_empty) {
+            return Err("a choice is empty".into());
+        }
+        Ok(item)
+    }
+
+    /// How many ways to go on it has.
+    pub(super) fn ways(&self) -> usize {
+        if self.contexts.len() == 1 { self.choices.len() } else { self.contexts.len() }
+    }
+
+    /// Which of them is right.
+    pub(super) fn gold(&self) -> usize {
+        self.gold
+    }
+
+    /// Where it is in its file, counted from 1.
+    pub(super) fn line(&self) -> usize {
+        self.line
+    }
+
+    /// What comes before a choice.
+    fn context(&self, way: usize) -> &str {
+        &self.contexts[way.min(self.contexts.len() - 1)]
+    }
+
+    /// A choice.
+    pub(super) fn choice(&self, way: usize) -> &str {
+        &self.choices[way.min(self.choices.len() - 1)]
+    }
+
+    /// What a question says, wherever it stands.
+    fn content(&self) -> (&[String], &[String], usize) {
+        (&self.contexts, &self.choices, self.gold)
+    }
+
+    /// The question with its answer, as an example for another.
+    fn example(&self, form: Form) -> String {
+        // Of LAMBADA, the harness has a space in the answer and puts another before it.
+        let space = if form == Form::LastWord { "  " } else { " " };
+        format!("{}{space}{}\n\n", self.context(self.gold), self.choice(self.gold))
+    }
+}
+
+/// The questions of a benchmark that are asked, and those that examples are drawn from.
+#[derive(Clone, Debug)]
+pub struct Questions {
+    /// Which benchmark.
+    pub benchmark: &'static Benchmark,
+    /// Those that are asked, in order; at least one.
+    pub asked: Vec<Item>,
+    /// What examples are drawn from: the training split of the file, or all of its questions.
+    pool: Vec<Item>,
+    /// Whether one more example is drawn than is needed, so that the question itself can be left out.
+    spare: bool,
+}
+
+impl Questions {
+    /// Reads a file; `limit` questions of it are asked, from all over the file. (Files are seldom shuffled: the
+    /// first third of HellaSwag is another kind of text than the rest.) There must be enough to draw `shots`
+    /// examples from for each.
+    pub fn read(
+        benchmark: &'static Benchmark,
+        path: &Path,
+        limit: usize,
+        shots: usize,
+    ) -> Result<Self, BenchmarkError> {
+        let text = fs::read_to_string(path).map_err(|error| BenchmarkError::Io { path: path.into(), error })?;
+        let (mut training, mut questions) = (Vec::new(), Vec::new());
+        for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            let wrong = |error| BenchmarkError::Line { path: path.into(), line: index + 1, error };
+            let line: Line = serde_json::from_str(line).map_err(|error| wrong(in_line(&error)))?;
+            let split = if line.split.as_deref() == Some(TRAIN) { &mut training } else { &mut questions };
+            split.push(Item::of(benchmark.form, line, index + 1).map_err(wrong)?);
+        }
+        let count = limit.min(questions.len());
+        if count == 0 {
+            return Err(BenchmarkError::None { path: path.into() });
+        }
+        let asked = (0..count).map(|item| questions[item * questions.len() / count].clone()).collect();
+        let spare = match benchmark.splits {
+            Splits::Validation => true,
+            Splits::Test => training.is_empty(),
+            Splits::TestOnly => false,
+        };
+        let pool = if training.is_empty() { questions } else { training };
+        let read = Self { benchmark, asked, pool, spare };
+        read.check(path, shots)?;
+        Ok(read)
+    }
+
+    /// Refuses files in which a question has too few examples. Its copies count once: they are left out with it.
+    fn check(&self, path: &Path, shots: usize) -> Result<(), BenchmarkError> {
+        if shots == 0 {
+            return Ok(());
+        }
+        let spare = usize::from(self.spare);
+        let mut copies = HashMap::new();
+        if self.spare {
+            self.pool.iter().for_each(|item| *copies.entry(item.content()).or_insert(0) += 1);
+        }
+        for item in &self.asked {
+            let others = self.pool.len() - copies.get(&item.content()).copied().unwrap_or(0);
+            let (got, needed) = (self.pool.len().min(others + spare), shots + spare);
+            if got < needed {
+                return Err(BenchmarkError::Few { path: path.into(), line: item.line, got, needed });
+            }
+        }
+        Ok(())
+    }
+
+    /// Examples for a question.
+    fn draw(&self, question: &Item, shots: usize, random: &mut PythonRandom) -> Vec<&Item> {
+        if shots == 0 {
+            return Vec::new();
+        }
+        let of = |places: Vec<usize>| places.into_iter().map(|place| &self.pool[place]);
+        if !self.spare {
+            return of(random.sample(self.pool.len(), shots)).collect();
+        }
+        let other = |item: &&Item| item.content() != question.content();
+        let drawn: Vec<&Item> = of(random.sample(self.pool.len(), shots + 1)).filter(other).take(shots).collect();
+        if drawn.len() == shots {
+            return drawn;
+        }
+        // More than one copy of the question was drawn: once more, from all others.
+        let others: Vec<&Item> = self.pool.iter().filter(other).collect();
+        random.sample(others.len(), shots).into_iter().map(|place| others[place]).collect()
+    }
+
+    /// What is asked of a model, the ways of all questions one after the other. `shots` may be no more than were
+    /// asked for when the file was read.
+    pub fn requests(&self, tokenizer: &Tokenizer, shots: usize) -> Vec<Request> {
+        let mut random = PythonRandom::new(SEED);
+        let mut of = |item: &Item| -> Vec<Request> {
+            let examples = self.draw(item, shots, &mut random);
+            let examples: String = examples.into_iter().map(|item| item.example(self.benchmark.form)).collect();
+            let request = |way| {
+                let context = format!("{examples}{}", item.context(way));
+                Request::new(tokenizer, &context, &format!(" {}", item.choice(way)))
+            };
+            (0..item.ways()).map(request).collect()
+        };
+        self.asked.iter().flat_map(&mut of).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::choices::fingerprint;
+    use super::*;
+
+    fn read(name: &str, lines: &str, limit: usize, shots: usize) -> Result<Questions, BenchmarkError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.jsonl");
+        fs::write(&path, lines).unwrap();
+        Questions::read(Benchmark::named(name).unwrap(), &path, limit, shots)
+    }
+
+    /// What is asked, as text: contexts and continuations.
+    fn asked(name: &str, lines: &str, limit: usize, shots: usize) -> Vec<[String; 2]> {
+        let bytes = Tokenizer::bytes();
+        let requests = read(name, lines, limit, shots).unwrap().requests(&bytes, shots);
+        requests
+            .iter()
+            .map(|Request { context, continuation }| [context, continuation].map(|t| bytes.decode(t)))
+            .collect()
+    }
+
+    /// A line of each benchmark, the prompt and the right answer that the harness makes of it, and the whole as
+    /// its example. Between a prompt and an answer stands one space; in LAMBADA's examples there are two.
+    #[test]
+    fn prompts_and_examples_are_those_of_the_harness() {
+        let question = r#"{"question": "Why?", "choices": ["So.", "Thus it is."], "gold": 1}"#;
+        let with_passage = r#"{"support": " It is so.", "question": "Why?", "choices": ["a", "b"], "gold": 1}"#;
+        let no_passage = r#"{"support": "", "question": "Why?", "choices": ["a", "b"], "gold": 1}"#;
+        let siqa = r#"{"context": "A ran.", "question": "Why?", "choices": ["x", "y", "z"], "gold": 1}"#;
+        let story = r#"{"context": "A man", "choices": ["x", "y"], "gold": 1}"#;
+        let contexts = r#"{"contexts": ["so Ann", "so Bob"], "continuation": "won.", "gold": 1}"#;
+        let word = r#"{"context": "the end is", "target": "near"}"#;
+        let cases = [
+            (
+                "piqa",
+                question,
+                "Question: Why?\nAnswer:",
+                " Thus it is.",
+                "Question: Why?\nAnswer: Thus it is.\n\n",
+            ),
+            (
+                "arc_easy",
+                question,
+                "Question: Why?\nAnswer:",
+                " Thus it is.",
+                "Question: Why?\nAnswer: Thus it is.\n\n",
+            ),
+            (
+                "sciq",
+                question,
+                "Question: Why?\nAnswer:",
+                " Thus it is.",
+                "Question: Why?\nAnswer: Thus it is.\n\n",
+            ),
+            (
+                "sciq",
+                with_passage,
+                "It is so.\nQuestion: Why?\nAnswer:",
+                " b",
+                "It is so.\nQuestion: Why?\nAnswer: b\n\n",
+            ),
+            ("sciq", no_passage, "\nQuestion: Why?\nAnswer:", " b", "\nQuestion: Why?\nAnswer: b\n\n"),
+            ("openbookqa", question, "Why?", " Thus it is.", "Why? Thus it is.\n\n"),
+            ("social_iqa", siqa, "Q: A ran. Why?\nA:", " y", "Q: A ran. Why?\nA: y\n\n"),
+            ("hellaswag", story, "A man", " y", "A man y\n\n"),
+            ("winogrande", contexts, "so Bob", " won.", "so Bob won.\n\n"),
+            ("lambada_openai", word, "the end is", " near", "the end is  near\n\n"),
+        ];
+        for (name, line, context, way, example) in cases {
+            let item = &read(name, line, 1, 0).unwrap().asked[0];
+            assert_eq!(asked(name, line, 1, 0)[item.gold()], [context, way], "{name}");
+            assert_eq!(item.example(Benchmark::named(name).unwrap().form), example, "{name}");
+        }
+    }
+
+    /// Lines that any benchmark reads, each with its name in the prompt.
+    fn lines(names: &[&str], split: &str) -> String {
+        let line = |name: &&str| {
+            let answers = r#""target": "t", "choices": ["x", "y"], "gold": 0"#;
+            format!(r#"{{"split": "{split}", "question": "{name}", "context": "{name}", {answers}}}"#) + "\n"
+        };
+        names.iter().map(line).collect()
+    }
+
+    /// The names of the examples before each question.
+    fn drawn(benchmark: &str, lines: &str, limit: usize, shots: usize) -> Vec<Vec<String>> {
+        let asked = asked(benchmark, lines, limit, shots);
+        let ways = if benchmark == "lambada_openai" { 1 } else { 2 };
+        let names = |context: &String| {
+            let examples = context.split("\n\n").map(|example| example.trim_start_matches("Question: "));
+            examples.map(|example| example.split([' ', '\n']).next().unwrap().to_string()).collect::<Vec<_>>()
+        };
+        asked.iter().step_by(ways).map(|[context, _]| names(context)[..shots].to_vec()).collect()
+    }
+
+    /// By Python: `r = random.Random(1234)`, then for every question `r.sample(range(30), 3)[:2]` where the
+    /// harness draws one too many, `r.sample(range(30), 2)` where it does not; `range(5)` where the examples are
+    /// the questions themselves.
+    #[test]
+    fn examples_are_drawn_as_the_harness_draws_them() {
+        let names: Vec<String> = (0..30).map(|i| i.to_string()).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let file = lines(&["a"], "validation") + &lines(&names, "train") + &lines(&["b", "c"], "test");
+        for benchmark in ["piqa", "hellaswag"] {
+            assert_eq!(drawn(benchmark, &file, 9, 2), [["24", "14"], ["0", "2"], ["25", "18"]], "{benchmark}");
+        }
+        for benchmark in ["arc_easy", "arc_challenge", "openbookqa", "sciq"] {
+            assert_eq!(drawn(benchmark, &file, 9, 2), [["24", "14"], ["3", "0"], ["2", "29"]], "{benchmark}");
+        }
+        // Without a training split: 3 0 4, 0 4 2, 0 4 1, 1 0 3, 0 2 3, and of each the question itself is left
+        // out.
+        let own = lines(&names[..5], "test");
+        let others = [["3", "4"], ["0", "4"], ["0", "4"], ["1", "0"], ["0", "2"]];
+        for benchmark in ["piqa", "arc_easy"] {
+            assert_eq!(drawn(benchmark, &own, 9, 2), others, "{benchmark}");
+        }
+        // But not of LAMBADA, of which the first has itself as its second example.
+        assert_eq!(
+            drawn("lambada_openai", &own, 9, 2),
+            [["3", "0"], ["0", "4"], ["4", "0"], ["0", "4"], ["2", "1"]]
+        );
+        // Only questions that are asked draw, from all of the file: here those of 0 and 2, with 3 0 and 0 4.
+        assert_eq!(drawn("piqa", &own, 2, 1), [["3"], ["0"]]);
+    }
+
+    /// Of a, a and b, the first draws both copies of itself, and then again from b alone; the others draw a b and
+    /// b a.
+    #[test]
+    fn copies_of_a_question_are_no_examples() {
+        assert_eq!(drawn("piqa", &lines(&["a", "a", "b"], "test"), 9, 1), [["b"], ["b"], ["a"]]);
+        let said = |lines: &str, shots| read("piqa", lines, 9, shots).unwrap_err().to_string();
+        let few = said(&lines(&["b", "a", "a"], "test"), 2);
+        assert!(few.contains("2 different questions to draw the examples of line 2 from, 3 are needed"), "{few}");
+        // One more than is needed, from a training split too.
+        let one = lines(&["a"], "train") + &lines(&["b"], "test");
+        assert!(said(&one, 1).contains("1 different questions to draw the examples of line 2 from, 2 are needed"));
+        assert_eq!(drawn("arc_easy", &one, 9, 1), [["a"]], "where the harness draws as many as are needed");
+        assert!(said(&lines(&["a"], "train"), 0).contains("no questions to ask"));
+    }
+
+    #[test]
+    fn a_part_is_from_all_over_the_file() {
+        let line = |i: usize| format!(r#"{{"question": "q{i}", "choices": ["a", "b"], "gold": 0}}"#) + "\n\n";
+        let file: String = (0..10).map(line).collect();
+        let contexts = |limit| -> Vec<String> {
+            asked("openbookqa", &file, limit, 0).into_iter().step_by(2).map(|[context, _]| context).collect()
+        };
+        assert_eq!(contexts(4), ["q0", "q2", "q5", "q7"]);
+        assert_eq!((contexts(10).len(), contexts(99).len()), (10, 10));
+    }
+
+    /// Another answer to the same words is another question, and so is the same with other examples.
+    #[test]
+    fn questions_are_told_apart() {
+        let of = |gold: usize, choices: &str, example: &str| {
+            let line = format!(r#"{{"question": "q", "choices": {choices}, "gold": {gold}}}"#);
+            let questions = read("arc_easy", &(lines(&[example], "train") + &line), 9, 1).unwrap();
+            fingerprint(&questions.asked, &questions.requests(&Tokenizer::bytes(), 1))
+        };
+        let known = of(0, r#"["a", "b"]"#, "e");
+        assert_eq!(known, of(0, r#"["a", "b"]"#, "e"));
+        for other in [of(1, r#"["a", "b"]"#, "e"), of(0, r#"["a", "c"]"#, "e"), of(0, r#"["a", "b"]"#, "f")] {
+            assert_ne!(known, other);
+        }
+    }
+
+    #[test]
+    fn wrong_lines_say_what_is_wrong() {
+        let said = |name: &str, text: &str| read(name, text, usize::MAX, 0).unwrap_err().to_string();
+        let good = r#"{"question": "q", "choices": ["a", "b"], "gold": 1}"#;
+        let wrong = said("piqa", &format!("{good}\n{{\"question\": \"q\", \"gold\": 0}}"));
+        assert!(wrong.contains("line 2") && wrong.contains("no \"choices\""), "{wrong}");
+        let cut = said("piqa", &format!("{good}\n{}", &good[..good.len() - 1]));
+        assert!(cut.ends_with("line 2: EOF while parsing an object, column 50"), "{cut}");
+        assert!(said("piqa", &good.replace("1}", "2}")).contains("gold is 2, and there are 2 choices"));
+        assert!(said("piqa", "").contains("no questions to ask"));
+        assert!(said("winogrande", good).contains("no \"contexts\""));
+        // A single choice would always be right, of a question and of an example.
+        let single = good.replace(r#""a", "b"], "gold": 1"#, r#""a"], "gold": 0"#);
+        for single in [single.clone(), single.replace('{', r#"{"split": "train", "#)] {
+            let wrong = said("arc_easy", &format!("{good}\n\n{single}"));
+            assert!(wrong.ends_with("line 3: there is 1 choice; a question needs 2 or more"), "{wrong}");
+        }
+        let contexts = r#"{"contexts": ["so Ann"], "continuation": "won.", "gold": 0}"#;
+        assert!(said("winogrande", contexts).contains("line 1: there is 1 choice"));
+        assert!(said("piqa", &good.replace(r#""a", "b""#, "")).contains("there are 0 choices"));
+    }
+}
