@@ -45,6 +45,7 @@ pub const SCALES: [Scale; 3] = [
         seeds: 1,
         set: &["model.size=micro", "task.max_width=4", "task.beyond=6", "train.steps=1000"],
         samples: 128,
+        search: None,
     },
     Scale {
         name: "small",
@@ -52,6 +53,7 @@ pub const SCALES: [Scale; 3] = [
         seeds: 3,
         set: &["model.size=micro", "task.max_width=6", "task.beyond=9", "train.steps=2000", "train.batch=160"],
         samples: 256,
+        search: None,
     },
     Scale {
         name: "paper",
@@ -69,6 +71,7 @@ pub const SCALES: [Scale; 3] = [
             "train.save_every=200",
         ],
         samples: 256,
+        search: None,
     },
 ];
 

@@ -29,6 +29,9 @@ pub struct AdditionRecord {
     pub samples: usize,
     /// The configuration of the first row, which all others share but for the model.
     pub config: String,
+    /// Runs that belong to it, if not all of them are done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub planned: Option<usize>,
     /// What became of each model and seed.
     pub rows: Vec<RowResult>,
 }
@@ -49,13 +52,26 @@ impl Results for AdditionRecord {
     }
 
     fn table(&self) -> String {
-        table_of(&self.names(), &self.columns())
+        self.mark()
+            + &table_of(&self.names(), &self.columns())
             + &self.caption("; *exact* is whole sums, *own digits* lets the model read what it said")
     }
 
     /// What of it a reader wants first.
     fn summary(&self) -> String {
-        table_of(&self.names(), &first(self.columns())) + &self.caption("")
+        self.mark() + &table_of(&self.names(), &first(self.columns())) + &self.caption("")
+    }
+
+    fn command(&self) -> &str {
+        &self.command
+    }
+
+    fn runs(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn planned(&self) -> Option<usize> {
+        self.planned
     }
 }
 
@@ -226,6 +242,7 @@ mod tests {
             max_width: 4,
             samples: 10,
             config: "[task]\n".into(),
+            planned: None,
             rows: vec![
                 row("retnet", 0, 0.5),
                 row("retnet", 1, 0.7),
