@@ -278,6 +278,32 @@ fn settings_are_searched_for_once_and_recorded() {
     assert!(String::from_utf8_lossy(&both.stderr).contains("cannot be used with"));
 }
 
+/// An interrupt while something is searched for is no failure, and begins no row.
+#[cfg(unix)]
+#[test]
+fn an_interrupt_saves_the_search() {
+    let folder = TempDir::new().unwrap();
+    corpus(folder.path());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
+    command.current_dir(folder.path()).env("FALCON_CACHE", folder.path().join("cache"));
+    command.args(["reproduce", "lm", "--train", "train.txt", "--valid", "valid.txt", "--tokenizer", "bytes"]);
+    command.args(["--models", "retnet", "--output", "out", "--jobs", "1", "--steps=100000", "--search=100000"]);
+    command.args(["--set=model.hidden_size=16", "--set=model.num_heads=2", "--set=task.length=16"]);
+    let mut process = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let trial = folder.path().join("out/search/retnet-lr5e-4-emb0.02");
+    while !fs::metadata(trial.join("metrics.jsonl")).is_ok_and(|metrics| metrics.len() > 2000) {
+        assert!(process.try_wait().unwrap().is_none(), "it ended by itself");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(Command::new("kill").arg("-INT").arg(process.id().to_string()).status().unwrap().success());
+    let ran = process.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(130), "{said}");
+    assert!(said.contains("interrupted and saved: the same command goes on"), "{said}");
+    assert_eq!(fs::read_dir(trial.join("checkpoints")).unwrap().count(), 1);
+    assert!(!folder.path().join("out/retnet-s0").exists());
+}
+
 /// A model that no point suits does not take the others with it.
 #[test]
 fn what_diverges_everywhere_is_told() {
@@ -328,7 +354,7 @@ fn a_part_of_an_experiment_is_recorded() {
         command.arg("--output").arg(folder.path());
         command
     };
-    let mut process = command().spawn().unwrap();
+    let mut process = command().stderr(std::process::Stdio::null()).spawn().unwrap();
     // The last file of a record.
     while !folder.path().join("digits.svg").exists() {
         assert!(process.try_wait().unwrap().is_none(), "it ended by itself");
