@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use falcon_lm::config::RunConfig;
 use falcon_lm::data::Detokenizer;
 use falcon_lm::reproduce::addition::AdditionRecord;
 use falcon_lm::reproduce::language::LanguageRecord;
@@ -265,6 +266,149 @@ fn paths_are_recorded_as_they_are() {
     for line in ["train = \"about/x.txt\"", "valid = \"valid.txt\"", "tokenizer = \"tokenizer.json\""] {
         assert!(record.config.contains(line), "{line}: {}", record.config);
     }
+}
+
+/// Every point of the grid is tried once, by a seed of its own, and the rows take the best of them.
+#[test]
+fn settings_are_searched_for_once_and_recorded() {
+    let folder = TempDir::new().unwrap();
+    corpus(folder.path());
+    let at = |name: &str| folder.path().join("out").join(name);
+    let args = ["--models", "retnet,falcon-1a.3+train.lr=2e-3", "--tokenizer", "bytes", "--output", "out"];
+    let args = [args.as_slice(), &["--seeds", "2", "--search=6"]].concat();
+    let ran = lm(&args, folder.path());
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(said.contains("search for retnet: lr "), "{said}");
+    let shown = printed(&ran);
+    assert!(shown.contains("| retnet ") && !shown.contains("learning rate"), "{shown}");
+    let record = LanguageRecord::read(&folder.path().join("out")).unwrap();
+    assert!(record.command.ends_with("--tokenizer bytes --search=6"), "{}", record.command);
+    let search = record.search.as_ref().unwrap();
+    assert_eq!((search.seed, search.steps, search.models.len()), (1000, 6, 2));
+    for (model, count) in search.models.iter().zip([6, 2]) {
+        assert_eq!(model.trials.len(), count, "{}", model.name);
+        let best = model.trials.iter().map(|trial| trial.loss.unwrap()).fold(f64::INFINITY, f64::min);
+        let chosen = model.chosen.unwrap();
+        assert!(model.trials.iter().any(|trial| trial.point == chosen && trial.loss == Some(best)));
+        for seed in 0..2 {
+            let run = at(&format!("{}-s{seed}/config.toml", model.name.replace(' ', "-")));
+            let config = RunConfig::read(&run).unwrap();
+            assert_eq!((config.train.schedule.lr, config.train.schedule.steps), (chosen.lr, 12));
+            assert_eq!(config.model.initializer_range, chosen.initializer_range);
+        }
+    }
+    assert_eq!(fs::read_dir(at("search")).unwrap().count(), 8);
+    let trial = RunConfig::read(&at("search/retnet-lr1e-3-emb0.1/config.toml")).unwrap();
+    assert_eq!((trial.train.seed, trial.train.schedule.lr, trial.model.initializer_range), (1000, 1e-3, 0.1));
+    let page = fs::read_to_string(at("table.md")).unwrap();
+    assert!(page.contains("| search: validation loss after 6 steps | learning rate |"), "{page}");
+    // Again: nothing is done twice. Without a search, the runs there are others.
+    let metrics = at("search/retnet-lr1e-3-emb0.1/metrics.jsonl");
+    let before = fs::read(&metrics).unwrap();
+    assert_eq!(printed(&lm(&args, folder.path())), shown);
+    assert_eq!(fs::read(&metrics).unwrap(), before);
+    let none = lm(&args[..args.len() - 1], folder.path());
+    assert!(String::from_utf8_lossy(&none.stderr).contains("holds a run of another configuration"));
+    let both = lm(&["--search", "--no-search"], folder.path());
+    assert!(String::from_utf8_lossy(&both.stderr).contains("cannot be used with"));
+}
+
+/// An interrupt while something is searched for is no failure, and begins no row.
+#[cfg(unix)]
+#[test]
+fn an_interrupt_saves_the_search() {
+    let folder = TempDir::new().unwrap();
+    corpus(folder.path());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
+    command.current_dir(folder.path()).env("FALCON_CACHE", folder.path().join("cache"));
+    command.args(["reproduce", "lm", "--train", "train.txt", "--valid", "valid.txt", "--tokenizer", "bytes"]);
+    command.args(["--models", "retnet", "--output", "out", "--jobs", "1", "--steps=100000", "--search=100000"]);
+    command.args(["--set=model.hidden_size=16", "--set=model.num_heads=2", "--set=task.length=16"]);
+    let mut process = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let trial = folder.path().join("out/search/retnet-lr5e-4-emb0.02");
+    while !fs::metadata(trial.join("metrics.jsonl")).is_ok_and(|metrics| metrics.len() > 2000) {
+        assert!(process.try_wait().unwrap().is_none(), "it ended by itself");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(Command::new("kill").arg("-INT").arg(process.id().to_string()).status().unwrap().success());
+    let ran = process.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(130), "{said}");
+    assert!(said.contains("interrupted and saved: the same command goes on"), "{said}");
+    assert_eq!(fs::read_dir(trial.join("checkpoints")).unwrap().count(), 1);
+    assert!(!folder.path().join("out/retnet-s0").exists());
+}
+
+/// A model that no point suits does not take the others with it.
+#[test]
+fn what_diverges_everywhere_is_told() {
+    let folder = TempDir::new().unwrap();
+    corpus(folder.path());
+    let args = ["--models", "retnet+train.lr=1e38,falcon-1a.3+train.lr=1e-3", "--tokenizer", "bytes"];
+    let ran = lm(&[args.as_slice(), &["--output", "out", "--search"]].concat(), folder.path());
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(2), "{said}");
+    assert!(said.contains("retnet train.lr=1e38: training diverged at every point of the search"), "{said}");
+    let record = LanguageRecord::read(&folder.path().join("out")).unwrap();
+    assert_eq!((record.rows.len(), record.planned), (1, Some(2)));
+    let search = record.search.as_ref().unwrap();
+    // As long as the runs are, though 250 steps were asked for.
+    assert_eq!((search.models[0].chosen, search.steps), (None, 12));
+    let page = fs::read_to_string(folder.path().join("out/table.md")).unwrap();
+    assert!(page.contains("| retnet train.lr=1e38 | – | – | diverged | diverged | – | – |"), "{page}");
+}
+
+#[test]
+fn timings_of_language_models_share_a_search() {
+    let folder = TempDir::new().unwrap();
+    corpus(folder.path());
+    let args = ["--models", "transformer,falcon-1a.3", "--tokenizer", "bytes", "--ablation", "timing"];
+    let args = [args.as_slice(), &["--set", "train.lr=1e-3", "--search=2"]].concat();
+    printed(&lm(&args, folder.path()));
+    let output = folder.path().join("runs/lm-quick-timing");
+    let record = LanguageRecord::read(&output).unwrap();
+    let names: Vec<&str> = record.rows.iter().map(|row| row.name.as_str()).collect();
+    assert_eq!((names.len(), names[2]), (4, "falcon-1a.3 align=next read=before"));
+    let search = record.search.as_ref().unwrap();
+    assert_eq!((search.models.len(), search.models[0].trials.len()), (1, 2));
+    assert_eq!(search.models[0].rows, names);
+    assert!(record.command.contains("--ablation timing --train"), "{}", record.command);
+    let cost = lm(&[args.as_slice(), &["--estimate"]].concat(), folder.path());
+    assert!(printed(&cost).contains("1 seed(s) per row and the search: "));
+}
+
+/// Killed without warning, what is done by then is in the record, and says that it is not all.
+#[cfg(unix)]
+#[test]
+fn a_part_of_an_experiment_is_recorded() {
+    let folder = TempDir::new().unwrap();
+    let command = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
+        command.args(["reproduce", "addition", "--models", "retnet,falcon-1a.3", "--jobs", "1", "--steps", "300"]);
+        command.args(["--set=model.hidden_size=16", "--set=model.num_heads=2", "--set=train.batch=4"]);
+        command.arg("--output").arg(folder.path());
+        command
+    };
+    let mut process = command().stderr(std::process::Stdio::null()).spawn().unwrap();
+    // The last file of a record.
+    while !folder.path().join("digits.svg").exists() {
+        assert!(process.try_wait().unwrap().is_none(), "it ended by itself");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let record = AdditionRecord::read(folder.path()).unwrap();
+    assert_eq!((record.rows.len(), record.planned), (1, Some(2)));
+    let page = || fs::read_to_string(folder.path().join("table.md")).unwrap();
+    assert!(page().contains("**Partial: 1 of 2 runs are done.**"), "{}", page());
+    // Made again from the record, it says so too.
+    let mut from = Command::new(env!("CARGO_BIN_EXE_falcon"));
+    let again = printed(&from.args(["reproduce", "addition", "--from"]).arg(folder.path()).output().unwrap());
+    assert!(again.starts_with("**Partial: 1 of 2 runs are done.**"), "{again}");
+    printed(&command().output().unwrap());
+    let record = AdditionRecord::read(folder.path()).unwrap();
+    assert_eq!((record.rows.len(), record.planned), (2, None));
+    assert!(!page().contains("Partial"), "{}", page());
 }
 
 /// Tables are put into a page, between their lines and nowhere else.

@@ -58,8 +58,14 @@ pub struct RowsArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
 
+    /// Rows that differ in one thing. timing: the four combinations of alignment (next/same) and read (after/before) of
+    /// every model but the Transformer. Where there is a search, it is done once for each model as it is, and its four
+    /// rows share what was found.
+    #[arg(long, value_enum)]
+    pub ablation: Option<Ablation>,
+
     /// Only make the tables and pictures again from the results.json in this folder, and print the tables.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["scale", "models", "seeds", "steps", "set", "output", "threads", "jobs"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["scale", "models", "seeds", "steps", "set", "output", "threads", "jobs", "ablation"])]
     pub from: Option<PathBuf>,
 
     /// With --from: put the tables into this Markdown file too, between the lines `<!-- EXPERIMENT SCALE -->` and `<!-- end -->`.
@@ -78,10 +84,6 @@ pub struct AdditionArgs {
     /// What all experiments have.
     #[command(flatten)]
     pub rows: RowsArgs,
-
-    /// Rows that differ in one thing. timing: the four combinations of alignment (next/same) and read (after/before).
-    #[arg(long, value_enum, conflicts_with = "from")]
-    pub ablation: Option<Ablation>,
 }
 
 /// Arguments of `falcon reproduce lm`.
@@ -127,6 +129,17 @@ pub struct LanguageArgs {
     #[arg(long, value_name = "N", requires = "data")]
     pub limit: Option<usize>,
 
+    /// Search for the learning rate and the initial scale of the embedding of every model first, also where the scale
+    /// does not, by runs of so many steps; those of the scale, or 250, if not given, and no more than a full run has. A
+    /// value that is set by --set, or by a row, is kept.
+    #[arg(long, value_name = "STEPS", require_equals = true, conflicts_with = "from",
+          value_parser = clap::value_parser!(u64).range(1..))]
+    pub search: Option<Option<u64>>,
+
+    /// Search for nothing, also where the scale does.
+    #[arg(long, conflicts_with_all = ["from", "search"])]
+    pub no_search: bool,
+
     /// Train nothing: time a step of every row, and say what training would take on this machine, at best. Needs --tokenizer, and no text.
     #[arg(long, conflicts_with = "from", requires = "tokenizer")]
     pub estimate: bool,
@@ -166,6 +179,8 @@ WHAT COMES OUT
   report.html    loss, accuracy and gates over training
   ROW-sSEED/     a run, as `falcon train` leaves it
 
+  All but report.html is written after every run, and says how many are done while some are not.
+
 EXAMPLES
 
   falcon reproduce addition
@@ -186,6 +201,14 @@ SCALES
   paper   10 models of 130M parameters, 49.2 billion tokens, all questions; give it GPT-2's
           tokenizer, and a machine: --estimate says how long this one would take
 
+SEARCH
+
+  At the scale small, every model first tries learning rates of 5e-4, 1e-3 and 2e-3 with initial
+  scales of the embedding of 0.02 and 0.1: one run of 250 steps and seed 1000 for each of the six,
+  the same for all models. The one of the lowest validation loss is taken for all seeds. One that
+  diverges is never taken. table.md has the losses, and marks what was chosen at the edge of the
+  grid. Elsewhere the learning rate is the scale's, and --search does the same.
+
 WHAT COMES OUT
 
   table.md        perplexities, accuracies, the command and the configuration
@@ -194,6 +217,9 @@ WHAT COMES OUT
   report.html     loss, perplexity and gates over training
   tokenizer.json  if it was learnt here
   ROW-sSEED/      a run, as `falcon train` leaves it; `falcon eval` and `falcon generate` take it
+  search/         the runs of the search
+
+  All but report.html is written after every run, and says how many are done while some are not.
 
 ENVIRONMENT
 
@@ -205,6 +231,8 @@ EXAMPLES
   falcon reproduce lm --train books.txt.xz --valid other.txt
   falcon reproduce lm --scale small --train books/ --valid held-out.txt --data eval/
   falcon reproduce lm --train books/ --valid held-out.txt --text wiki.test.raw --detokenize wikitext
+  falcon reproduce lm --train books.txt.xz --valid other.txt --search=100
+  falcon reproduce lm --train books.txt.xz --valid other.txt --ablation timing -m falcon-1a.3
   falcon reproduce lm --scale paper --tokenizer gpt2/ --estimate
   falcon reproduce lm --from results/lm/small --into README.md
 

@@ -8,16 +8,17 @@ use clap::ValueEnum;
 use falcon_lm::config::RunConfig;
 use falcon_lm::data::{Source, TOKENIZER_FILE, Tokenizer, digest, sample};
 use falcon_lm::evaluate::BENCHMARKS;
-use falcon_lm::reproduce::Row;
 use falcon_lm::reproduce::language::{Corpus, Estimate, LanguageRecord, SCALES, config, estimate, exam, run_row};
+use falcon_lm::reproduce::{Row, Scale, Search};
 use falcon_lm::tasks::TaskConfig;
 use falcon_lm::train::Outcome;
 use falcon_nn::write_file;
 use serde_json::json;
 
+use super::plan::{Plan, Planned, families};
+use super::search::{Searched, warn};
 use super::{
-    LanguageArgs, Planned, ReproduceError, again, command, finish, machine, plan, quoted, results_folder, rows,
-    run_all, scale,
+    LanguageArgs, ReproduceError, again, command, machine, quoted, results_folder, run_and_record, scale,
 };
 use crate::args::exam_texts;
 use crate::bench::Text;
@@ -25,6 +26,7 @@ use crate::interrupt::SAVING;
 use crate::output::printed;
 use crate::progress::{measuring, with_spinner};
 use crate::threads::use_threads;
+use crate::train::Show;
 
 /// Tokens of a tokenizer that is learnt here, and the text it is learnt from, at most.
 const VOCABULARY: usize = 4096;
@@ -36,17 +38,18 @@ pub(super) fn run(args: &LanguageArgs) -> Result<Outcome, ReproduceError> {
     }
     use_threads(args.rows.threads.map(Into::into))?;
     let scale = scale(&SCALES, &args.rows);
-    let output = results_folder(&args.rows, &format!("lm-{}", scale.name));
+    let output = results_folder(&args.rows, "lm", scale);
     let path = |path: &Option<PathBuf>| path.clone().unwrap_or_else(|| "none".into());
     let corpus = |tokenizer: &str| Corpus {
         train: path(&args.train),
         valid: path(&args.valid),
         tokenizer: tokenizer.into(),
     };
-    let rows: Vec<Row> = rows(&args.rows, scale).iter().map(|model| Row::of(model)).collect();
+    let (families, search) = (families(&args.rows, scale)?, search(args, scale));
     let plan_with = |tokenizer: &str| {
         let corpus = corpus(tokenizer);
-        plan(rows.clone(), &args.rows, scale, &output, |row, seed, more| config(&corpus, scale, row, seed, more))
+        let config = Box::new(move |row: &_, seed, more: &_| config(&corpus, scale, row, seed, more));
+        Plan::new(families.clone(), &args.rows, scale, search, &output, config)
     };
     // All that can be wrong first: it should not be found after an hour. A tokenizer of bytes stands in for one to be learnt.
     let plan = plan_with(args.tokenizer.as_deref().unwrap_or("bytes"))?;
@@ -54,7 +57,7 @@ pub(super) fn run(args: &LanguageArgs) -> Result<Outcome, ReproduceError> {
         return show_estimates(args, &plan);
     }
     let shots: Vec<usize> = args.shots.iter().map(|shots| usize::from(*shots)).collect();
-    let mut exam = exam(&plan[0].config, exam_texts(&args.text, args.detokenize));
+    let mut exam = exam(&plan.runs[0].config, exam_texts(&args.text, args.detokenize));
     if let Some(folder) = &args.data {
         let all: Vec<_> = BENCHMARKS.iter().collect();
         exam.ask(&all, folder, args.limit.unwrap_or(scale.samples), &shots)?;
@@ -65,19 +68,41 @@ pub(super) fn run(args: &LanguageArgs) -> Result<Outcome, ReproduceError> {
         Some(_) => plan,
         None => plan_with(&learn(&path(&args.train), &output)?)?,
     };
-    let done = run_all(&plan, &args.rows, |planned, show| {
-        let name = format!("{} seed {}", planned.row.name, planned.seed);
-        let Planned { row, config, folder, .. } = planned;
-        run_row(row, config, &exam, folder, show, &mut measuring(&name, SAVING))
-    })?;
-    finish(&args.rows, &plan, &output, done, |rows| LanguageRecord {
-        scale: scale.name.into(),
-        command: command("lm", &args.rows, words(args)),
-        version: env!("CARGO_PKG_VERSION").into(),
-        machine: machine(),
-        config: recorded(&plan[0].config, args).to_toml(),
-        rows,
-    })
+    let Some(Searched { runs, record, failed }) = plan.search(&args.rows)? else {
+        return Ok(Outcome::Interrupted);
+    };
+    let run = |planned: &Planned, show: &mut Show| {
+        let Planned { row, title, config, folder } = planned;
+        run_row(row, config, &exam, folder, show, &mut measuring(title, SAVING))
+    };
+    let outcome =
+        run_and_record(&args.rows, &runs, plan.runs.len(), &output, run, |rows, planned| LanguageRecord {
+            scale: scale.name.into(),
+            command: command("lm", &args.rows, words(args)),
+            version: env!("CARGO_PKG_VERSION").into(),
+            machine: machine(),
+            config: recorded(&runs[0].config, args).to_toml(),
+            planned,
+            search: record.clone(),
+            rows,
+        });
+    match (failed, outcome) {
+        (Some(failed), Ok(Outcome::Finished)) => Err(failed),
+        (failed, outcome) => {
+            failed.into_iter().for_each(|failed| warn(&failed));
+            outcome
+        }
+    }
+}
+
+/// What is searched for: what is asked for, or else what the scale has.
+fn search(args: &LanguageArgs, scale: &Scale) -> Option<Search> {
+    if args.no_search {
+        return None;
+    }
+    let Some(asked) = args.search else { return scale.search };
+    let search = scale.search.unwrap_or(Search::SMALL);
+    Some(Search { steps: asked.unwrap_or(search.steps), ..search })
 }
 
 /// A configuration for the record: where the output goes, and with it a tokenizer learnt there, is nobody's business.
@@ -149,21 +174,34 @@ fn words(args: &LanguageArgs) -> Vec<String> {
         add("shots", &args.shots.iter().map(u8::to_string).collect::<Vec<_>>().join(","));
     }
     args.limit.iter().for_each(|limit| add("limit", &limit.to_string()));
+    words.extend(args.search.map(|steps| match steps {
+        Some(steps) => format!("--search={steps}"),
+        None => "--search".into(),
+    }));
+    words.extend(args.no_search.then(|| "--no-search".to_string()));
     words
+}
+
+/// What the search costs for a row, in full runs of it: its part where several rows share one.
+fn searching(plan: &Plan<'_>, row: &Row, config: &RunConfig) -> f64 {
+    let Some(search) = plan.searches.iter().find(|search| search.family.rows.contains(row)) else { return 0.0 };
+    let steps: u64 = search.trials.iter().map(|trial| trial.config.train.schedule.steps).sum();
+    steps as f64 / config.train.schedule.steps as f64 / search.family.rows.len() as f64
 }
 
 /// Steps that are timed, after one to warm up.
 const ROUNDS: usize = 2;
 
-fn show_estimates(args: &LanguageArgs, plan: &[Planned]) -> Result<Outcome, ReproduceError> {
-    let seeds = plan.iter().filter(|planned| planned.row == plan[0].row).count();
+fn show_estimates(args: &LanguageArgs, plan: &Plan<'_>) -> Result<Outcome, ReproduceError> {
+    let runs = &plan.runs;
+    let seeds = runs.iter().filter(|planned| planned.row == runs[0].row).count();
     let mut text = Text::new(&["", "parameters", "tokens", "tokens/s", "GFLOP/s", "days per run"]);
     let mut values = Vec::new();
     let mut days = 0.0;
-    for Planned { row, config, .. } in plan.iter().filter(|planned| planned.seed == 0) {
+    for Planned { row, config, .. } in runs.iter().filter(|planned| planned.config.train.seed == 0) {
         let cost = with_spinner(&format!("timing {}", row.name), || estimate(config, ROUNDS))?;
         let Estimate { parameters, tokens, tokens_per_second, seconds, flops } = cost;
-        days += seconds / 86400.0 * seeds as f64;
+        days += seconds / 86400.0 * (seeds as f64 + searching(plan, row, config));
         text.row(vec![
             row.name.clone(),
             parameters.to_string(),
@@ -172,13 +210,16 @@ fn show_estimates(args: &LanguageArgs, plan: &[Planned]) -> Result<Outcome, Repr
             format!("{:.1}", flops / 1e9),
             format!("{:.3}", seconds / 86400.0),
         ]);
-        values.push(json!({ "name": row.name, "seeds": seeds, "cost": cost }));
+        values.push(
+            json!({ "name": row.name, "seeds": seeds, "search": searching(plan, row, config), "cost": cost }),
+        );
     }
+    let search = if plan.searches.iter().all(|search| search.trials.is_empty()) { "" } else { " and the search" };
     let (machine, threads) = (machine(), rayon::current_num_threads());
     let said = match args.rows.json {
         true => json!({ "machine": machine, "rows": values }).to_string(),
         false => format!(
-            "{text}\ntraining alone, {seeds} seed(s) per row: {days:.1} days of {threads} threads; {machine}"
+            "{text}\ntraining alone, {seeds} seed(s) per row{search}: {days:.1} days of {threads} threads; {machine}"
         ),
     };
     printed(writeln!(io::stdout(), "{said}"))?;

@@ -3,6 +3,8 @@
 mod addition;
 mod args;
 mod language;
+mod plan;
+mod search;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -10,17 +12,18 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::ValueEnum;
-use falcon_lm::config::{Layer, RunConfig, RunConfigError};
+use falcon_lm::config::RunConfigError;
 use falcon_lm::data::{CacheError, SourceError, TokenizerError};
 use falcon_lm::evaluate::BenchmarkError;
 use falcon_lm::report::{RunRecord, aligned, page};
-use falcon_lm::reproduce::{RESULTS_FILE, RecordError, Results, Row, RowError, Scale};
+use falcon_lm::reproduce::{RESULTS_FILE, RecordError, Results, RowError, Scale};
 use falcon_lm::train::{Outcome, Watch};
 use falcon_nn::write_file;
 use thiserror::Error;
 
 pub use args::{Ablation, AdditionArgs, LanguageArgs, ReproduceArgs, ReproduceCommand, RowsArgs, ScaleArg};
 
+use self::plan::Planned;
 use crate::interrupt::{SAVING, stop_on_interrupt};
 use crate::output::{self, printed};
 use crate::threads::{self, ThreadsError, all_cores};
@@ -33,14 +36,21 @@ pub enum ReproduceError {
     #[error(transparent)]
     Config(#[from] RunConfigError),
     /// A row could not be finished.
-    #[error("{name}, seed {seed}: {error}")]
+    #[error("{title}: {error}")]
     Row {
-        /// The row.
-        name: String,
-        /// Its seed.
-        seed: u64,
+        /// The row and its seed, or the point of a search.
+        title: String,
         /// Why.
         error: Box<RowError>,
+    },
+    /// No point of a search does.
+    #[error(
+        "{name}: training diverged at every point of the search; give it a lower learning rate, as in \
+         --models ROW+train.lr=1e-4"
+    )]
+    Diverged {
+        /// The model.
+        name: String,
     },
     /// What is measured was learnt.
     #[error("{option}: {file} is in --train too; what is measured must not be learnt")]
@@ -129,56 +139,16 @@ fn again<R: Results>(args: &RowsArgs) -> Result<Outcome, ReproduceError> {
 }
 
 /// Where runs and results go.
-fn results_folder(args: &RowsArgs, name: &str) -> PathBuf {
-    args.output.clone().unwrap_or_else(|| Path::new("runs").join(name))
+fn results_folder(args: &RowsArgs, experiment: &str, scale: &Scale) -> PathBuf {
+    let ablation = args.ablation.map_or("", |Ablation::Timing| "-timing");
+    let folder = || Path::new("runs").join(format!("{experiment}-{}{ablation}", scale.name));
+    args.output.clone().unwrap_or_else(folder)
 }
 
 /// The scale asked for, of an experiment.
 fn scale<'a>(scales: &'a [Scale], args: &RowsArgs) -> &'a Scale {
     let value = args.scale.to_possible_value().expect("none is skipped");
     scales.iter().find(|scale| scale.name == value.get_name()).expect("experiments have all scales")
-}
-
-/// The models asked for, or the scale's, each once.
-fn rows<'a>(args: &'a RowsArgs, scale: &Scale) -> Vec<&'a str> {
-    let mut models: Vec<&str> = Vec::new();
-    let given = args.models.iter().map(String::as_str);
-    let of_scale = scale.models.iter().copied().filter(|_| args.models.is_empty());
-    for model in given.chain(of_scale) {
-        if !models.contains(&model) {
-            models.push(model);
-        }
-    }
-    models
-}
-
-/// A run to be.
-struct Planned {
-    row: Row,
-    seed: u64,
-    config: RunConfig,
-    folder: PathBuf,
-}
-
-/// All runs, every seed of every row. A wrong one should not be found after an hour.
-fn plan(
-    rows: Vec<Row>,
-    args: &RowsArgs,
-    scale: &Scale,
-    output: &Path,
-    config: impl Fn(&Row, u64, &[Layer]) -> Result<RunConfig, RunConfigError>,
-) -> Result<Vec<Planned>, ReproduceError> {
-    let mut more: Vec<Layer> = args.set.iter().map(|set| Layer::set(set)).collect::<Result<_, _>>()?;
-    more.extend(args.steps.map(|steps| Layer::of("train", "steps", steps)));
-    let mut plan = Vec::new();
-    for row in rows {
-        for seed in 0..args.seeds.unwrap_or(scale.seeds) {
-            let config = config(&row, seed, &more)?;
-            let folder = output.join(format!("{}-s{seed}", row.name.replace([' ', '/'], "-")));
-            plan.push(Planned { row: row.clone(), seed, config, folder });
-        }
-    }
-    Ok(plan)
 }
 
 /// What became of all runs.
@@ -201,11 +171,13 @@ fn side_by_side(plan: &[Planned], args: &RowsArgs) -> (usize, usize) {
     (jobs, (threads / jobs).max(1))
 }
 
-/// Runs all. One that fails does not keep the others from being run.
-fn run_all<T: Send>(
+/// Runs all. One that fails does not keep the others from being run. After each that came to its end, `keep` is given
+/// what is done by then, in order.
+fn run_all<T: Clone + Send>(
     plan: &[Planned],
     args: &RowsArgs,
     run: impl Fn(&Planned, &mut Show) -> Result<Option<T>, RowError> + Sync,
+    keep: impl Fn(Vec<T>) -> Result<(), RecordError> + Sync,
 ) -> Result<Done<T>, ReproduceError> {
     let (jobs, threads) = side_by_side(plan, args);
     let pools = (0..jobs).map(|_| threads::pool(threads)).collect::<Result<Vec<_>, _>>()?;
@@ -214,24 +186,28 @@ fn run_all<T: Send>(
         loop {
             let index = next.fetch_add(1, Ordering::SeqCst);
             let Some(planned) = plan.get(index) else { break };
-            let Planned { row: Row { name, .. }, seed, config, .. } = planned;
-            let about = format!("{}/{} {name} seed {seed}", index + 1, plan.len());
-            let mut show = Show::new(config, stop_on_interrupt(SAVING)).about(about);
+            let about = format!("{}/{} {}", index + 1, plan.len(), planned.title);
+            let mut show = Show::new(&planned.config, stop_on_interrupt(SAVING)).about(about);
             let result = run(planned, &mut show);
             show.clear();
-            let result = result.map_err(|error| ReproduceError::Row {
-                name: name.clone(),
-                seed: *seed,
-                error: error.into(),
-            });
+            let result =
+                result.map_err(|error| ReproduceError::Row { title: planned.title.clone(), error: error.into() });
             if let Err(error) = &result
                 && index + 1 < plan.len()
             {
                 show.warn(&format!("{error}; going on with the others"));
             }
             // Whoever is asked to stop is asked with all the others.
-            let stopped = matches!(result, Ok(None));
-            results.lock().expect("nobody panics with it").push((index, result));
+            let (stopped, ended) = (matches!(result, Ok(None)), matches!(result, Ok(Some(_))));
+            let mut results = results.lock().expect("nobody panics with it");
+            results.push((index, result));
+            results.sort_by_key(|(index, _)| *index);
+            if ended {
+                let rows = results.iter().filter_map(|(_, result)| result.as_ref().ok()?.clone()).collect();
+                if let Err(error) = keep(rows) {
+                    show.warn(&format!("what is done so far cannot be kept: {error}"));
+                }
+            }
             if stopped {
                 break;
             }
@@ -242,8 +218,7 @@ fn run_all<T: Send>(
             scope.spawn(|| pool.install(work));
         }
     });
-    let mut results = results.into_inner().expect("nobody panicked");
-    results.sort_by_key(|(index, _)| *index);
+    let results = results.into_inner().expect("nobody panicked");
     let mut done = Done { rows: Vec::new(), outcome: Outcome::Finished, failed: None };
     for (_, result) in results {
         match result {
@@ -258,6 +233,23 @@ fn run_all<T: Send>(
     Ok(done)
 }
 
+/// Runs all of an experiment that has `all` runs, keeps a record of what is done after each of them, and finishes it.
+fn run_and_record<T: Clone + Send, R: Results>(
+    args: &RowsArgs,
+    plan: &[Planned],
+    all: usize,
+    output: &Path,
+    run: impl Fn(&Planned, &mut Show) -> Result<Option<T>, RowError> + Sync,
+    record: impl Fn(Vec<T>, Option<usize>) -> R + Sync,
+) -> Result<Outcome, ReproduceError> {
+    let record = |rows: Vec<T>| {
+        let planned = (rows.len() < all).then_some(all);
+        record(rows, planned)
+    };
+    let done = run_all(plan, args, run, |rows| record(rows).keep(output))?;
+    finish(args, plan, output, done, record)
+}
+
 /// Writes results and the page of all runs, and prints the tables: of what there is, if not all could be run.
 fn finish<T, R: Results>(
     args: &RowsArgs,
@@ -268,7 +260,10 @@ fn finish<T, R: Results>(
 ) -> Result<Outcome, ReproduceError> {
     if !done.rows.is_empty() {
         let record = record(done.rows);
-        record.write(output)?;
+        match done.outcome {
+            Outcome::Finished => record.write(output)?,
+            Outcome::Interrupted => record.keep(output)?,
+        }
         // Of one that failed or is to come, there may be nothing to show.
         let runs: Vec<RunRecord> =
             plan.iter().filter_map(|planned| RunRecord::read(&planned.folder).ok()).collect();
@@ -296,6 +291,7 @@ fn command(experiment: &str, args: &RowsArgs, more: Vec<String>) -> String {
     words.extend(args.seeds.map(|seeds| format!("--seeds {seeds}")));
     words.extend(args.steps.map(|steps| format!("--steps {steps}")));
     words.extend(args.set.iter().map(|set| format!("--set {}", quoted(set))));
+    words.extend(args.ablation.map(|Ablation::Timing| "--ablation timing".to_string()));
     words.extend(more);
     words.join(" ")
 }
@@ -325,6 +321,7 @@ fn print<R: Results>(args: &RowsArgs, record: &R) -> Result<(), ReproduceError> 
 
 #[cfg(test)]
 mod tests {
+    use falcon_lm::reproduce::Row;
     use falcon_lm::tasks::TaskConfig;
 
     use super::*;

@@ -4,6 +4,8 @@ pub mod addition;
 pub mod language;
 mod results;
 mod rows;
+mod search;
 
-pub use results::{RESULTS_FILE, RecordError, Results};
+pub use results::{RESULTS_FILE, RecordError, Results, StateSize};
 pub use rows::{Row, RowError, Scale};
+pub use search::{ModelSearch, Point, SEARCH_SEED, Search, SearchRecord, Trial, choose, run_trial};

@@ -1,16 +1,15 @@
 //! What an experiment leaves behind: a file with everything, and tables and pictures made from it.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fmt, fs};
 
 use falcon_nn::write_file;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::report::{table_head, table_line};
-
 use crate::evaluate::mean_and_variance;
+use crate::report::{table_head, table_line, thousands};
 
 /// Name of the file with everything.
 pub const RESULTS_FILE: &str = "results.json";
@@ -33,6 +32,29 @@ pub trait Results: Serialize + DeserializeOwned {
 
     /// Files beside [`RESULTS_FILE`], by name.
     fn files(&self) -> Vec<(&'static str, String)>;
+
+    /// The command that repeats it.
+    fn command(&self) -> &str;
+
+    /// Runs it has results of.
+    fn runs(&self) -> usize;
+
+    /// Runs that belong to it, if not all of them are done.
+    fn planned(&self) -> Option<usize>;
+
+    /// The line above the tables of an experiment that is not done.
+    fn mark(&self) -> String {
+        self.planned().map_or_else(String::new, |planned| {
+            format!("**Partial: {} of {planned} runs are done.**\n\n", self.runs())
+        })
+    }
+
+    /// Writes what there is of an experiment that goes on, unless the record there has more of it: one that is taken up
+    /// again finds its runs one after the other.
+    fn keep(&self, folder: &Path) -> Result<(), RecordError> {
+        let more = |there: Self| there.command() == self.command() && there.runs() > self.runs();
+        if Self::read(folder).is_ok_and(more) { Ok(()) } else { self.write(folder) }
+    }
 
     /// Reads what [`Results::write`] wrote.
     fn read(folder: &Path) -> Result<Self, RecordError> {
@@ -88,6 +110,32 @@ pub enum RecordError {
         /// The line after.
         end: &'static str,
     },
+}
+
+/// How many numbers a model keeps of what it has read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StateSize {
+    /// So many, whatever was read.
+    Fixed(usize),
+    /// More with every token, as a Transformer does.
+    Grows,
+}
+
+impl StateSize {
+    /// Of one sequence.
+    pub(super) fn of(model: &ModelConfig) -> Self {
+        model.state_size().map_or(Self::Grows, Self::Fixed)
+    }
+}
+
+impl fmt::Display for StateSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(numbers) => f.write_str(&thousands(*numbers as u64)),
+            Self::Grows => f.write_str("grows"),
+        }
+    }
 }
 
 /// A mean and how far its parts are from it.

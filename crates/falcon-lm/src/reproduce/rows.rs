@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use super::search::Search;
 use crate::config::{Layer, RunConfig, RunConfigError};
 use crate::data::CacheError;
 use crate::train::{
@@ -51,6 +52,8 @@ pub struct Scale {
     pub set: &'static [&'static str],
     /// Test samples of each width, or questions of each benchmark.
     pub samples: usize,
+    /// What is searched for before, unless it is asked otherwise.
+    pub search: Option<Search>,
 }
 
 /// Configuration of a row: that of the scale over `task`, what the row changes, then what is asked for.
@@ -145,11 +148,6 @@ pub(super) fn train(
     }
     let best = trainer.best().expect("a finished run was measured");
     let records = read_metrics(&folder.join(METRICS_FILE))?;
-    let seconds = |record: &Record| match record {
-        Record::Train(record) => record.seconds,
-        Record::Eval(record) => record.seconds,
-        _ => 0.0,
-    };
     let threads = |record: &Record| match record {
         Record::Start(start) => Some(start.threads),
         _ => None,
@@ -157,9 +155,19 @@ pub(super) fn train(
     Ok(Some(Finished {
         best,
         checkpoint: trainer.folder().checkpoint(best.step),
-        seconds: records.iter().map(seconds).sum(),
+        seconds: seconds(&records),
         threads: records.iter().filter_map(threads).next_back().unwrap_or(1),
         records,
         _folder: trainer.into_folder(),
     }))
+}
+
+/// Time in training and validation.
+pub(super) fn seconds(records: &[Record]) -> f64 {
+    let of = |record: &Record| match record {
+        Record::Train(record) => record.seconds,
+        Record::Eval(record) => record.seconds,
+        _ => 0.0,
+    };
+    records.iter().map(of).sum()
 }

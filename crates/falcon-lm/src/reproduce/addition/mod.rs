@@ -13,6 +13,7 @@ use falcon_nn::{IGNORED, Model, Sequences, WEIGHTS_FILE, predictions, write_file
 use serde::{Deserialize, Serialize};
 
 pub use self::record::AdditionRecord;
+use super::results::StateSize;
 use super::rows::{self, Row, RowError, Scale};
 use crate::config::{Layer, RunConfig, RunConfigError};
 use crate::evaluate::{Tally, logits, parts, whole_numbers};
@@ -45,6 +46,7 @@ pub const SCALES: [Scale; 3] = [
         seeds: 1,
         set: &["model.size=micro", "task.max_width=4", "task.beyond=6", "train.steps=1000"],
         samples: 128,
+        search: None,
     },
     Scale {
         name: "small",
@@ -52,6 +54,7 @@ pub const SCALES: [Scale; 3] = [
         seeds: 3,
         set: &["model.size=micro", "task.max_width=6", "task.beyond=12", "train.steps=2000", "train.batch=160"],
         samples: 256,
+        search: None,
     },
     Scale {
         name: "paper",
@@ -78,6 +81,7 @@ pub const SCALES: [Scale; 3] = [
             "train.save_every=250",
         ],
         samples: 256,
+        search: None,
     },
 ];
 
@@ -125,16 +129,6 @@ pub struct WidthResult {
     /// Teacher-forced accuracy of each digit of the target, the lowest first, over those samples that have it. The end
     /// of a sum is not among them.
     pub digits: Vec<f64>,
-}
-
-/// Numbers that a model keeps of a sequence it has read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum StateSize {
-    /// As many, whatever the length.
-    Numbers(usize),
-    /// More with every token, as attention does.
-    Grows,
 }
 
 /// What became of one model and seed.
@@ -210,7 +204,7 @@ pub fn run_row(
         name: row.name.clone(),
         seed: config.train.seed,
         parameters: config.model.parameter_count(),
-        state: None,
+        state: Some(StateSize::of(&config.model)),
         best_step: run.best.step,
         validation: run.best.score,
         exact_validation: exact_validation(&run.records, run.best.step),

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-use super::{PAPER, PaperRow, RowResult, StateSize, WidthResult};
+use super::{PAPER, PaperRow, RowResult, WidthResult};
 use crate::report::{Axes, Curve, Format, Panel, Scale, Triangle, digits_of_widths, panels, thousands};
 use crate::reproduce::results::{Column, Results, Spread, cost, first, names, seeds, seeds_in_words, table_of};
 use crate::tasks::addition::one_digit_tests;
@@ -34,6 +34,9 @@ pub struct AdditionRecord {
     pub samples: usize,
     /// The configuration of the first row, which all others share but for the model.
     pub config: String,
+    /// Runs that belong to it, if not all of them are done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub planned: Option<usize>,
     /// What became of each model and seed.
     pub rows: Vec<RowResult>,
 }
@@ -54,13 +57,26 @@ impl Results for AdditionRecord {
     }
 
     fn table(&self) -> String {
-        table_of(&self.names(), &self.columns())
+        self.mark()
+            + &table_of(&self.names(), &self.columns())
             + &self.caption("; *own digits* are right where the model reads what it said itself")
     }
 
     /// What of it a reader wants first.
     fn summary(&self) -> String {
-        table_of(&self.names(), &first(self.columns())) + &self.caption("")
+        self.mark() + &table_of(&self.names(), &first(self.columns())) + &self.caption("")
+    }
+
+    fn command(&self) -> &str {
+        &self.command
+    }
+
+    fn runs(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn planned(&self) -> Option<usize> {
+        self.planned
     }
 }
 
@@ -98,10 +114,8 @@ impl AdditionRecord {
             Column::new(false, "parameters", |name| thousands(self.of(name)[0].parameters as u64)),
         ];
         if self.rows.iter().any(|row| row.state.is_some()) {
-            columns.push(Column::new(true, "state", |name| match self.of(name)[0].state {
-                Some(StateSize::Numbers(numbers)) => thousands(numbers as u64),
-                Some(StateSize::Grows) => "grows".into(),
-                None => MISSING.into(),
+            columns.push(Column::new(true, "state", |name| {
+                self.of(name)[0].state.map_or_else(|| MISSING.into(), |state| state.to_string())
             }));
         }
         columns.push(Column::new(false, "best step", move |name| {
@@ -290,6 +304,7 @@ mod tests {
             max_width: 4,
             samples: 10,
             config: "[task]\n".into(),
+            planned: None,
             rows: vec![
                 row("retnet", 0, 0.5),
                 row("retnet", 1, 0.7),
@@ -355,7 +370,7 @@ mod tests {
             assert!(!record.table().contains(hidden), "{hidden}");
         }
         record.rows[0].exact_validation = Some(0.75);
-        record.rows[2].state = Some(StateSize::Numbers(4096));
+        record.rows[2].state = Some(StateSize::Fixed(4096));
         record.rows[3].state = Some(StateSize::Grows);
         let summary = record.summary();
         assert!(summary.contains("| state | validation | validation, exact |"), "{summary}");

@@ -16,7 +16,9 @@ use serde::{Deserialize, Serialize};
 pub use self::estimate::{Estimate, estimate};
 use self::paper::{PAPER, PaperRow, TASKS};
 pub use self::record::LanguageRecord;
+use super::results::StateSize;
 use super::rows::{self, Row, RowError, Scale};
+use super::search::Search;
 use crate::config::{Layer, RunConfig, RunConfigError};
 use crate::evaluate::{BenchmarkResult, Exam, ExamText, ModelResult, OnProgress, TextResult};
 use crate::tasks::{TaskConfig, VALIDATION};
@@ -52,6 +54,7 @@ pub const SCALES: [Scale; 3] = [
             "train.eval_every=50",
         ],
         samples: 100,
+        search: None,
     },
     Scale {
         name: "small",
@@ -66,6 +69,7 @@ pub const SCALES: [Scale; 3] = [
             "train.eval_every=100",
         ],
         samples: 500,
+        search: Some(Search::SMALL),
     },
     // Its optimiser and 49.2 billion tokens, about one window of text in memory at a time.
     Scale {
@@ -84,6 +88,7 @@ pub const SCALES: [Scale; 3] = [
             "train.save_every=1000",
         ],
         samples: usize::MAX,
+        search: None,
     },
 ];
 
@@ -112,9 +117,12 @@ pub fn config(
         }
     }
     // Rows are read by one window and compared at one number of tokens.
-    if let Some(set) = row.set.iter().find(|set| !set.starts_with("model.")) {
-        let (section, key) = set.split('=').next().and_then(|path| path.split_once('.')).unwrap_or((set, ""));
-        return Err(Layer::set(set)?.refused(section, key, "not of the model; rows may differ in nothing else"));
+    let path = |set: &str| set.split('=').next().unwrap_or(set).trim().to_string();
+    if let Some(set) = row.set.iter().find(|set| !set.starts_with("model.") && path(set) != "train.lr") {
+        let path = path(set);
+        let (section, key) = path.split_once('.').unwrap_or((&path, ""));
+        let what = "neither of the model nor train.lr; rows may differ in nothing else";
+        return Err(Layer::set(set)?.refused(section, key, what));
     }
     let of = |key: &str, path: &Path| match path.to_str() {
         Some(text) => Ok(Layer::of("task", key, text)),
@@ -142,6 +150,9 @@ pub struct RowResult {
     pub seed: u64,
     /// Numbers the model learnt.
     pub parameters: usize,
+    /// What it remembers of all it has read, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<StateSize>,
     /// Step of the best validation.
     pub best_step: u64,
     /// Tokens it learnt from until its end.
@@ -197,6 +208,7 @@ pub fn run_row(
         name: row.name.clone(),
         seed: config.train.seed,
         parameters: config.model.parameter_count(),
+        state: Some(StateSize::of(&config.model)),
         best_step: run.best.step,
         tokens,
         seconds: run.seconds,
@@ -253,5 +265,12 @@ mod tests {
         assert!(said("retnet+model.preset=mamba2", "train.lr=1").contains("use --models and --seeds"));
         assert!(said("retnet", "task.tokenizer=bytes").contains("what --tokenizer says"));
         assert!(said("retnet+task.length=8", "train.lr=1").contains("rows may differ in nothing else"));
+        let steps = said("retnet+train.steps=8", "train.lr=1");
+        assert!(
+            steps.contains("train.steps = 8") && steps.contains("neither of the model nor train.lr"),
+            "{steps}"
+        );
+        let own = config(&corpus, &SCALES[0], &Row::of("retnet+train.lr=7e-3"), 0, &[]).unwrap();
+        assert_eq!(own.train.schedule.lr, 7e-3);
     }
 }

@@ -9,6 +9,7 @@ use super::{PAPER, PaperRow, RowResult, TASKS};
 use crate::evaluate::{BENCHMARKS, BenchmarkResult, TextResult, TextScore};
 use crate::report::{Curve, Fit, fitted_curves, table_head, table_line, thousands};
 use crate::reproduce::results::{Column, Results, Spread, cost, first, names, seeds, seeds_in_words, table_of};
+use crate::reproduce::search::{ModelSearch, SearchRecord};
 
 /// Names of the files.
 const TABLE_FILE: &str = "table.md";
@@ -27,6 +28,12 @@ pub struct LanguageRecord {
     pub machine: String,
     /// The configuration of the first row, which all others share but for the model.
     pub config: String,
+    /// Runs that belong to it, if not all of them are done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub planned: Option<usize>,
+    /// How the learning rate and the scale of the embedding of each row were chosen, where that was searched for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub search: Option<SearchRecord>,
     /// What became of each model and seed.
     pub rows: Vec<RowResult>,
 }
@@ -37,7 +44,7 @@ impl Results for LanguageRecord {
     }
 
     fn table(&self) -> String {
-        let mut out = table_of(&self.names(), &self.perplexities());
+        let mut out = self.mark() + &table_of(&self.names(), &self.perplexities());
         for shots in self.shots() {
             _ = write!(out, "\n{}", self.accuracies(shots));
         }
@@ -46,12 +53,26 @@ impl Results for LanguageRecord {
 
     /// Without the benchmarks, and what a reader wants first.
     fn summary(&self) -> String {
-        table_of(&self.names(), &first(self.perplexities())) + "\n" + &self.decided()
+        self.mark() + &table_of(&self.names(), &first(self.perplexities())) + "\n" + &self.decided()
     }
 
     fn files(&self) -> Vec<(&'static str, String)> {
-        let page = format!("# Language models: {}\n\n{}\n{}", self.scale, self.table(), self.notes());
+        let search =
+            self.search.as_ref().map_or_else(String::new, |search| search.table() + "\n" + &search.notes() + "\n");
+        let page = format!("# Language models: {}\n\n{}\n{search}{}", self.scale, self.table(), self.notes());
         vec![(TABLE_FILE, page), (CURVES_FILE, self.curves())]
+    }
+
+    fn command(&self) -> &str {
+        &self.command
+    }
+
+    fn runs(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn planned(&self) -> Option<usize> {
+        self.planned
     }
 }
 
@@ -107,6 +128,21 @@ impl LanguageRecord {
                 str::to_string,
             ),
             Column::new(true, "parameters", |name| thousands(self.of(name)[0].parameters as u64)),
+        ];
+        if self.rows.iter().any(|row| row.state.is_some()) {
+            columns.push(Column::new(true, "state", |name| {
+                self.of(name)[0].state.map_or_else(|| "–".into(), |state| state.to_string())
+            }));
+        }
+        if let Some(search) = &self.search {
+            let chosen =
+                |name: &str, show: fn(&ModelSearch) -> String| search.of(name).map_or_else(|| "–".into(), show);
+            columns.push(Column::new(false, "learning rate", move |name| chosen(name, ModelSearch::lr)));
+            columns.push(Column::new(false, "embedding scale", move |name| {
+                chosen(name, ModelSearch::initializer_range)
+            }));
+        }
+        columns.extend([
             Column::new(false, "best step", |name| {
                 format!("{:.0}", self.over(name, |row| row.best_step as f64).mean)
             }),
@@ -114,7 +150,7 @@ impl LanguageRecord {
                 of(name, 0, TextScore::token_perplexity).show(2)
             }),
             Column::new(true, "bits per byte", move |name| of(name, 0, TextScore::bits_per_byte).show(3)),
-        ];
+        ]);
         columns.extend(a_row.texts.iter().enumerate().skip(1).map(|(text, result)| {
             Column::new(false, format!("{}, per word", title(result)), move |name| {
                 wide(of(name, text, TextScore::word_perplexity))
@@ -253,7 +289,7 @@ impl LanguageRecord {
              the length of training: {}. Questions of each benchmark, from all over its file: {}; the standard errors are the largest of all \
              runs. * is `acc_norm`, the others `acc`, as lm-evaluation-harness has them. The paper's models have 124M to 130M parameters and \
              read 49.2 billion tokens of FineWeb-Edu: its figures are beside these to compare orders, not heights.\n\n\
-             The first row's configuration; the others differ in the model and the seed alone:\n\n```toml\n{}```\n",
+             The first row's configuration; the others differ in the seed{} and in what their names say:\n\n```toml\n{}```\n",
             self.scale,
             thousands(first.tokens as u64),
             cost(self.rows.iter().map(|row| (row.seconds, row.threads))),
@@ -262,6 +298,7 @@ impl LanguageRecord {
             self.command,
             texts.join(", "),
             if questions.is_empty() { "none asked".into() } else { questions.join(", ") },
+            if self.search.is_some() { ", in what was searched for" } else { "" },
             self.config,
         )
     }
@@ -306,6 +343,8 @@ mod tests {
     use super::*;
     use crate::data::Detokenizer;
     use crate::evaluate::Estimate;
+    use crate::reproduce::results::StateSize;
+    use crate::reproduce::search::{Point, Trial, choose};
 
     fn record(seeds: u64) -> LanguageRecord {
         let text = |name: &str, nats: f64| TextResult {
@@ -329,6 +368,7 @@ mod tests {
             name: name.into(),
             seed,
             parameters: 1_000_000,
+            state: None,
             best_step: 1000,
             tokens: 2_000_000,
             seconds: 60.0,
@@ -349,6 +389,8 @@ mod tests {
             version: "0".into(),
             machine: "a".into(),
             config: "[model]\n".into(),
+            planned: None,
+            search: None,
             rows: rows.map(|(name, seed, loss)| row(name, seed, loss)).collect(),
         }
     }
@@ -369,6 +411,87 @@ mod tests {
         // √(2 · 0.02²) / 2
         assert!(table.contains("| *standard error of one run* | 2.0 | 2.0 | 1.4 |  |"), "{table}");
         assert!(table.contains("One seed"), "{table}");
+    }
+
+    /// What was added to records later is not in those that were written before, and is not put into them.
+    #[test]
+    fn old_records_are_read_and_stay_as_they_are() {
+        let json = serde_json::to_string(&record(1)).unwrap();
+        for key in ["planned", "search", "state"] {
+            assert!(!json.contains(&format!("{key:?}")), "{key}: {json}");
+        }
+        assert_eq!(serde_json::from_str::<LanguageRecord>(&json).unwrap(), record(1));
+        let page = &record(1).files()[0].1;
+        assert!(page.contains("the others differ in the seed and in what their names say"), "{page}");
+        assert!(!page.contains("search") && !page.contains("state |"), "{page}");
+    }
+
+    #[test]
+    fn what_is_not_done_is_marked() {
+        let part = LanguageRecord { planned: Some(9), ..record(2) };
+        let mark = "**Partial: 6 of 9 runs are done.**\n\n| perplexity";
+        assert!(part.table().starts_with(mark) && part.summary().starts_with(mark), "{}", part.table());
+        assert!(part.files()[0].1.starts_with(&format!("# Language models: small\n\n{mark}")));
+        assert_eq!(record(2).mark(), "");
+    }
+
+    /// A record is not replaced by one of the same experiment that has less of it.
+    #[test]
+    fn what_there_is_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let there = || LanguageRecord::read(folder.path()).unwrap().rows.len();
+        let part = |rows: usize, command: &str| {
+            let mut part = LanguageRecord { planned: Some(9), command: command.into(), ..record(3) };
+            part.rows.truncate(rows);
+            part.keep(folder.path()).unwrap();
+        };
+        part(2, "this");
+        assert_eq!(there(), 2);
+        part(1, "this");
+        assert_eq!(there(), 2);
+        part(3, "this");
+        assert_eq!(there(), 3);
+        part(1, "another");
+        assert_eq!(there(), 1);
+    }
+
+    #[test]
+    fn what_was_searched_for_is_shown() {
+        let trial = |lr: f64, loss: f64| Trial {
+            point: Point { lr, initializer_range: 0.02 },
+            loss: Some(loss),
+            seconds: 60.0,
+        };
+        let searched = |name: &str, losses: [f64; 3]| {
+            let trials: Vec<Trial> =
+                [5e-4, 1e-3, 2e-3].into_iter().zip(losses).map(|(lr, l)| trial(lr, l)).collect();
+            ModelSearch { name: name.into(), rows: vec![name.into()], chosen: choose(&trials), trials }
+        };
+        let models = vec![searched("retnet", [5.0, 4.0, 4.5]), searched("falcon-1a.3", [5.0, 4.0, 3.0])];
+        let mut record =
+            LanguageRecord { search: Some(SearchRecord { seed: 1000, steps: 250, models }), ..record(1) };
+        record.rows[0].state = Some(StateSize::Fixed(16_384));
+        record.rows[1].state = Some(StateSize::Grows);
+        let folder = tempfile::tempdir().unwrap();
+        record.write(folder.path()).unwrap();
+        assert_eq!(LanguageRecord::read(folder.path()).unwrap(), record);
+        let json = fs::read_to_string(folder.path().join("results.json")).unwrap();
+        assert!(json.contains("\"fixed\": 16384") && json.contains("\"state\": \"grows\""), "{json}");
+        let page = fs::read_to_string(folder.path().join(TABLE_FILE)).unwrap();
+        for line in [
+            "| retnet | 1,000,000 | 16,384 | 1e-3 | 0.02 | 1000 | 66.69 |",
+            "| falcon-1a.3 | 1,000,000 | grows | 2e-3 ↑ | 0.02 | 1000 |",
+            "| falcon-3a.3 | 1,000,000 | – | – | – | 1000 |",
+            "| search: validation loss after 250 steps | learning rate | embedding scale | 5e-4, 0.02 |",
+            "| falcon-1a.3 | 2e-3 ↑ | 0.02 | 5.000 | 4.000 | 3.000 |",
+            "All rows had the same grid and the same effort",
+            "6 runs and 6 minutes",
+            "differ in the seed, in what was searched for and in what their names say",
+        ] {
+            assert!(page.contains(line), "{line}: {page}");
+        }
+        let summary = record.summary();
+        assert!(!summary.contains("learning rate") && !summary.contains("state"), "{summary}");
     }
 
     /// By hand: three seeds 0.002 apart have s = 0.002 in every row, so rows differ beyond 2.447 · 0.002 · √(2/3) = 0.0040.
