@@ -1,5 +1,5 @@
-//! A small search before an experiment: every model gets the learning rate and the initial scale of the embedding that
-//! suit it, from one grid and by one effort, so that a table does not compare models by whom the settings favour.
+//! A small search before an experiment: every model gets the learning rate and the initial scale of the embedding
+//! that suit it, from one grid and by one effort, so that a table does not compare models by whom the settings favour.
 
 use std::path::Path;
 
@@ -50,8 +50,8 @@ impl Search {
     /// Three learning rates and two scales of the embedding, for a quarter of a thousand steps.
     pub const SMALL: Self = Self { lr: &[5e-4, 1e-3, 2e-3], initializer_range: &[0.02, 0.1], steps: 250 };
 
-    /// The points to be tried for a row whose full configuration is `config`, made with the layers `more`. A value that
-    /// the row or a layer sets is kept.
+    /// The points to be tried for a row whose full configuration is `config`, made with the layers `more`. A value
+    /// that the row or a layer sets is kept.
     pub fn grid(&self, row: &Row, more: &[Layer], config: &RunConfig) -> Result<Vec<Point>, RunConfigError> {
         let of_row = row.set.iter().map(|set| Layer::set(set)).collect::<Result<Vec<_>, _>>()?;
         let set = |section, key| of_row.iter().chain(more).any(|layer| layer.has(section, key));
@@ -68,8 +68,8 @@ impl Search {
         Ok(lr.iter().flat_map(point).collect())
     }
 
-    /// What makes a run of a point out of a full run: fewer steps with a whole schedule, whose warm-up takes the same
-    /// part of it, and one checkpoint, as nothing but the loss is wanted.
+    /// What makes a run of a point out of a full run: fewer steps with a whole schedule, whose warm-up takes the
+    /// same part of it, and one checkpoint, as nothing but the loss is wanted.
     pub fn layers(&self, point: &Point, full: &RunConfig) -> Vec<Layer> {
         let schedule = &full.train.schedule;
         let steps = self.steps.min(schedule.steps);
@@ -246,10 +246,11 @@ impl SearchRecord {
         };
         format!(
             "The learning rate and the initial scale of the embedding (`model.initializer_range`) of every row were \
-             chosen by a search before. {grid} each point was trained once, for {} steps with a schedule of its own and \
-             with seed {}, which no reported run has; the lowest loss on the part of the validation text that is measured \
-             while training was chosen.{shared} ↑ and ↓ mark a value at the upper or lower edge of the grid: the best may lie \
-             beyond. The search took {} runs and {:.0} minutes of all together, which are not in the times above.\n",
+             chosen by a search before. {grid} each point was trained once, for {} steps with a schedule of its \
+             own and with seed {}, which no reported run has; the lowest loss on the part of the validation text \
+             that is measured while training was chosen.{shared} ↑ and ↓ mark a value at the upper or lower edge \
+             of the grid: the best may lie beyond. The search took {} runs and {:.0} minutes of all together, \
+             which are not in the times of the rows.\n",
             self.steps,
             self.seed,
             trials().count(),
