@@ -24,6 +24,7 @@ fn a_micro_model_learns_to_add() {
         "model.num_heads=2",
         "model.num_hidden_layers=2",
         "model.intermediate_size=128",
+        "model.mup_base_width=64",
         "task.max_width=3",
         "task.beyond=4",
         "task.sparse_until=0.6",

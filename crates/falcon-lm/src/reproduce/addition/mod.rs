@@ -38,13 +38,29 @@ pub const ROWS: [&str; 13] = [
     "falcon-3.3",
 ];
 
+/// How all rows begin and learn, found in trials with Falcon-1A.3 at 32 digits: as fast in the embedding, the convolutions and the gates as in
+/// the matrices, from matrices of `1 / √fan_in`, with memories that span 10 to 150 tokens from the first step on. With the presets' own
+/// initial values it came to 42% of the digits in the time in which these come to 66%.
+macro_rules! recipe {
+    ($($set:literal),* $(,)?) => {
+        &[
+            "model.mup_base_width=128",
+            "model.matrix_init=fan-in",
+            "model.lambda_init=[0.0067,0.119]",
+            "train.lr=3e-3",
+            "train.final_fraction=0.1",
+            $($set),*
+        ]
+    };
+}
+
 /// All scales, smallest first.
 pub const SCALES: [Scale; 3] = [
     Scale {
         name: "quick",
         models: &["transformer", "retnet", "falcon-1a.3", "falcon-3a.3"],
         seeds: 1,
-        set: &["model.size=micro", "task.max_width=4", "task.beyond=6", "train.steps=1000"],
+        set: recipe!["model.size=micro", "task.max_width=4", "task.beyond=6", "train.steps=1000"],
         samples: 128,
         search: None,
     },
@@ -52,7 +68,13 @@ pub const SCALES: [Scale; 3] = [
         name: "small",
         models: &ROWS,
         seeds: 3,
-        set: &["model.size=micro", "task.max_width=6", "task.beyond=12", "train.steps=2000", "train.batch=160"],
+        set: recipe![
+            "model.size=micro",
+            "task.max_width=6",
+            "task.beyond=12",
+            "train.steps=2000",
+            "train.batch=160",
+        ],
         samples: 256,
         search: None,
     },
@@ -70,12 +92,12 @@ pub const SCALES: [Scale; 3] = [
             "falcon-1.3",
         ],
         seeds: 1,
-        set: &[
-            "model.size=tiny",
+        set: recipe![
+            "model.size=tiny-wide",
             "task.max_width=32",
             "task.beyond=64",
             "task.eval_samples=64",
-            "train.steps=3000",
+            "train.steps=2500",
             "train.batch=192",
             "train.eval_every=250",
             "train.save_every=250",

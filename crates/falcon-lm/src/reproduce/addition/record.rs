@@ -270,7 +270,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::reproduce::RESULTS_FILE;
+    use crate::reproduce::{RESULTS_FILE, StateSize};
 
     fn record() -> AdditionRecord {
         let row = |name: &str, seed: u64, beyond: f64| RowResult {

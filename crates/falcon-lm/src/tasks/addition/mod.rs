@@ -116,7 +116,7 @@ impl Default for AdditionConfig {
 /// How to train on sums, unless told otherwise.
 pub(super) fn recipe() -> TrainConfig {
     let base = TrainConfig::default();
-    TrainConfig { batch: 128, schedule: Schedule { lr: 3e-3, warmup: 100, steps: 1000, ..base.schedule }, ..base }
+    TrainConfig { batch: 128, schedule: Schedule { lr: 5e-4, warmup: 100, steps: 1000, ..base.schedule }, ..base }
 }
 
 impl AdditionConfig {
