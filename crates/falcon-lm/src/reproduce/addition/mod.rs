@@ -1,8 +1,9 @@
 //! Sums of more digits than were ever seen: the paper's table, run again.
 //!
-//! Every row trains one model by one configuration, the same for all rows but for the model. The checkpoint that is
-//! best on validation data is then measured on test samples of every width, in training's range and beyond:
-//! teacher-forced, by digits and by whole sums, and by letting the model read its own digits, which the paper does not.
+//! Every row trains one model by one configuration, the same for all rows but for the model. The checkpoint that
+//! is best on validation data is then measured on test samples of every width, in training's range and beyond:
+//! teacher-forced, by digits and by whole sums, and by letting the model read its own digits, which the paper does
+//! not.
 
 mod record;
 
@@ -122,8 +123,8 @@ pub(super) struct PaperRow {
     pub last: f64,
 }
 
-/// Widths 1–32 in training, 33–48 beyond, in percent: of target digits by its text, but an earlier version called the
-/// same numbers exact match of whole sequences, and those of 33 and 48 digits are whole percents.
+/// Widths 1–32 in training, 33–48 beyond, in percent: of target digits by its text, but an earlier version called
+/// the same numbers exact match of whole sequences, and those of 33 and 48 digits are whole percents.
 const PAPER: [PaperRow; 8] = [
     PaperRow { preset: "transformer", validation: 100.0, beyond: 65.8, first: 97.0, last: 49.0 },
     PaperRow { preset: "retnet", validation: 99.7, beyond: 82.9, first: 99.0, last: 63.0 },
@@ -140,16 +141,16 @@ const PAPER: [PaperRow; 8] = [
 pub struct WidthResult {
     /// Digits of the longer operand.
     pub width: usize,
-    /// Fraction of target digits that are right where it reads the true ones before. The end of a sum counts as one,
-    /// where it is asked for.
+    /// Fraction of target digits that are right where it reads the true ones before. The end of a sum counts as
+    /// one, where it is asked for.
     pub accuracy: f64,
-    /// Fraction of sums that are right in all digits. Whether it reads the true digits or its own makes no difference
-    /// to these.
+    /// Fraction of sums that are right in all digits. Whether it reads the true digits or its own makes no
+    /// difference to these.
     pub exact: f64,
     /// Fraction of target digits that are right where it reads its own.
     pub free: f64,
-    /// Teacher-forced accuracy of each digit of the target, the lowest first, over those samples that have it. The end
-    /// of a sum is not among them.
+    /// Teacher-forced accuracy of each digit of the target, the lowest first, over those samples that have it. The
+    /// end of a sum is not among them.
     pub digits: Vec<f64>,
 }
 
@@ -251,8 +252,8 @@ struct Kept {
     result: RowResult,
 }
 
-/// The exact match of the validation at a step. A run that was killed and taken up again may have measured twice there,
-/// with the same result.
+/// The exact match of the validation at a step. A run that was killed and taken up again may have measured twice
+/// there, with the same result.
 fn exact_validation(records: &[Record], step: u64) -> Option<f64> {
     records.iter().rev().find_map(|record| match record {
         Record::Eval(eval) if eval.split == VALIDATION && eval.step == step => Some(eval.total.exact),
@@ -307,8 +308,8 @@ impl Share {
     }
 }
 
-/// How many target tokens are right where the model reads what it said itself, all samples of a batch side by side. A
-/// sample whose targets are all said goes on with the others, but is no longer scored.
+/// How many target tokens are right where the model reads what it said itself, all samples of a batch side by
+/// side. A sample whose targets are all said goes on with the others, but is no longer scored.
 fn free_running(model: &Model, batch: &Batch) -> usize {
     let (mut prompts, mut lengths, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
     for window in batch.sequences.offsets().windows(2) {
@@ -420,7 +421,8 @@ mod tests {
         assert_eq!(measure(&model, &task, 3, 40).digits, digits);
     }
 
-    /// Where the targets are what a model says itself, reading them or its own is the same, and all of it is right.
+    /// Where the targets are what a model says itself, reading them or its own is the same, and all of it is
+    /// right.
     #[test]
     fn what_a_model_says_itself_is_right() {
         let (model, task) = model_and_task();

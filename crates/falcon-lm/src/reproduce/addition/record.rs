@@ -98,8 +98,8 @@ impl AdditionRecord {
         if values.is_empty() { MISSING.into() } else { Spread::of(&values).percent() }
     }
 
-    /// The widths that were measured and not trained: first those that the paper measures, up to half as many digits
-    /// again as in training, then the others.
+    /// The widths that were measured and not trained: first those that the paper measures, up to half as many
+    /// digits again as in training, then the others.
     fn beyond(&self) -> Vec<RangeInclusive<usize>> {
         let widest = self.rows.iter().filter_map(|row| row.widths.last()).map(|w| w.width).max().unwrap_or(0);
         let last = (3 * self.max_width).div_ceil(2);
@@ -175,10 +175,10 @@ impl AdditionRecord {
             false => String::new(),
         };
         format!(
-            "\nTeacher-forced, in percent: the target digits that are right, and *exact*, the sums that are right in all \
-             digits{more}. The paper's figures may be either: its text says accuracy of the target \
-             suffix, an earlier version called the same numbers exact match of sequences, and those of 33 and 48 digits \
-             are whole percents.{spread}\n"
+            "\nTeacher-forced, in percent: the target digits that are right, and *exact*, the sums that are right \
+             in all digits{more}. The paper's figures may be either: its text says accuracy of the target suffix, \
+             an earlier version called the same numbers exact match of sequences, and those of 33 and 48 digits are \
+             whole percents.{spread}\n"
         )
     }
 
@@ -318,9 +318,11 @@ mod tests {
     fn the_table_has_means_and_the_papers_figures() {
         let table = record().table();
         let head = "| trained on 1–4 digits | parameters | best step | validation | 5–6 digits | 5–6, exact \
-                    | 5–6, own digits | 5 / 6 | 5 / 6, exact | minutes | paper: validation | paper: 33–48 | paper: 33 / 48 |";
+                    | 5–6, own digits | 5 / 6 | 5 / 6, exact | minutes | paper: validation | paper: 33–48 \
+                    | paper: 33 / 48 |";
         assert!(table.starts_with(head), "{table}");
-        // Exact: 0.5·0.5² = 0.125 and 0.5·0.7² = 0.245, of which the mean is 0.185 and the deviation 0.12/√2 = 0.0849.
+        // Exact: 0.5·0.5² = 0.125 and 0.5·0.7² = 0.245, of which the mean is 0.185 and the deviation 0.12/√2 =
+        // 0.0849.
         let retnet = "| retnet | 1,000 | 90 | 100.0 ± 0.0 | 60.0 ± 14.1 | 18.5 ± 8.5 | 30.0 ± 7.1 | 60 / 60 \
                       | 18 / 18 | 1.0 | 99.7 | 82.9 | 99 / 63 |";
         assert!(table.contains(retnet), "{table}");
@@ -389,7 +391,8 @@ mod tests {
         let (digits, exact) = svg.split_once("Exact match").unwrap();
         assert!(digits.contains("Target digits") && digits.contains("viewBox=\"0 0 860 880\""), "{digits}");
         assert!(digits.contains("<g transform=\"translate(0 440)\">") && exact.ends_with("</g>\n</svg>\n"));
-        // Width 1 is right, at the height 44 of 100%; deltanet's widths 5 and 6 are at 25% of digits and 3.125% of sums.
+        // Width 1 is right, at the height 44 of 100%; deltanet's widths 5 and 6 are at 25% of digits and 3.125% of
+        // sums.
         let height = |part: f64| format!("{:.1}", 440.0 - 48.0 - part * (440.0 - 44.0 - 48.0));
         let last = |panel: &str| {
             let path = panel.lines().rfind(|line| line.contains("stroke-linejoin")).unwrap();

@@ -5,14 +5,16 @@
 //! target  the sum                n + 1 digits, the lowest first
 //! ```
 //!
-//! That is the default. By [`Order`] only the sum is reversed; by [`Operands`] the two have lengths of their own; and
-//! without [leading zeros](AdditionConfig::leading_zeros) the sum has as many digits as it needs and ends with a token.
+//! That is the default. By [`Order`] only the sum is reversed; by [`Operands`] the two have lengths of their own;
+//! and without [leading zeros](AdditionConfig::leading_zeros) the sum has as many digits as it needs and ends with
+//! a token.
 //!
-//! A model reads the prompt and the target but for its last token; what it says after `=` and after every digit of the
-//! target is what counts. Widths of training are 1 to [`AdditionConfig::max_width`], widths beyond are only measured.
+//! A model reads the prompt and the target but for its last token; what it says after `=` and after every digit of
+//! the target is what counts. Widths of training are 1 to [`AdditionConfig::max_width`], widths beyond are only
+//! measured.
 //!
-//! A sample belongs to training, validation or test by a hash of its prompt ([`Sum::part`]), so that no two of them
-//! share one.
+//! A sample belongs to training, validation or test by a hash of its prompt ([`Sum::part`]), so that no two of
+//! them share one.
 
 mod sum;
 
@@ -70,8 +72,8 @@ pub enum Order {
 pub enum Operands {
     /// The same number.
     Equal,
-    /// Each its own: both lengths are uniform in training. In a measurement of a width one operand, by a coin, has that
-    /// many digits, and the length of the other is uniform up to it.
+    /// Each its own: both lengths are uniform in training. In a measurement of a width one operand, by a coin, has
+    /// that many digits, and the length of the other is uniform up to it.
     Independent,
 }
 
@@ -91,8 +93,8 @@ pub enum Widths {
 pub enum Mixture {
     /// All digits alike.
     Uniform,
-    /// Some samples have an operand most of whose digits are 0, ever fewer until none. What one operand's digit does to the sum is
-    /// invisible while the other is uniform; here it shows.
+    /// Some samples have an operand most of whose digits are 0, ever fewer until none. What one operand's digit
+    /// does to the sum is invisible while the other is uniform; here it shows.
     Sparse,
 }
 
@@ -394,8 +396,8 @@ mod tests {
                 let of_length: Vec<_> = operands().filter(|operand| operand.len() == length).collect();
                 of_length.iter().filter(|operand| operand[place] == 0).count() as f64 / of_length.len() as f64
             };
-            // Half of the operands are sparse, with 3/4 of the digits set to zero; of the other digits a tenth is: in
-            // all (0.75 + 0.25·0.1 + 0.1) / 2 = 0.4375.
+            // Half of the operands are sparse, with 3/4 of the digits set to zero; of the other digits a tenth is:
+            // in all (0.75 + 0.25·0.1 + 0.1) / 2 = 0.4375.
             let as_drawn = |part: f64| (part - 0.4375).abs() < 0.05;
             assert!(as_drawn(zeros(1, 3)) && as_drawn(zeros(2, 3)) && as_drawn(zeros(1, 2)));
             // Of one digit fewer pairs are learnt than there are, so that the shares are rougher.

@@ -48,8 +48,8 @@ impl Sum {
         digits
     }
 
-    /// What is read, and what is asked. Without leading zeros the number of digits is part of the answer: after the
-    /// last of them, the end is asked for.
+    /// What is read, and what is asked. Without leading zeros the number of digits is part of the answer: after
+    /// the last of them, the end is asked for.
     pub fn tokens_and_targets(&self, order: Order, leading_zeros: bool) -> (Vec<i32>, Vec<i64>) {
         let mut answer: Vec<i32> = self.digits().into_iter().map(i32::from).collect();
         if !leading_zeros {
@@ -71,9 +71,9 @@ impl Sum {
         (tokens, targets)
     }
 
-    /// To what it belongs, by the first hexadecimal digit of the SHA-256 of its prompt with the highest digits first,
-    /// such as `07+15=`: 0 is validation, 1 is test, all others are training. The prompt is hashed in this form however
-    /// it is written, so that a sum that is learnt in one order is not held out in another.
+    /// To what it belongs, by the first hexadecimal digit of the SHA-256 of its prompt with the highest digits
+    /// first, such as `07+15=`: 0 is validation, 1 is test, all others are training. The prompt is hashed in this
+    /// form however it is written, so that a sum that is learnt in one order is not held out in another.
     pub fn part(&self) -> Part {
         let character = |digit: &u8| b'0' + digit;
         let prompt = self.a.iter().map(character).chain([b'+']).chain(self.b.iter().map(character)).chain([b'=']);
