@@ -36,6 +36,7 @@ fn house() -> &'static House {
             "model.num_heads=2",
             "model.num_hidden_layers=1",
             "model.intermediate_size=32",
+            "model.mup_base_width=32",
         ];
         let more = [
             "task.train=book.txt",

@@ -117,7 +117,7 @@ fn a_run_ends_with_a_model_and_its_records() {
     // The same again has nothing to do, another configuration is refused, and the folder alone is enough.
     assert_eq!(summary(&train(&run, &[]))["steps_now"], 0);
     let refused = train(&run, &["--set", "train.lr=0.5"]);
-    assert!(!refused.status.success() && said(&refused).contains("train.lr is 0.003 there, 0.5 here"));
+    assert!(!refused.status.success() && said(&refused).contains("train.lr is 0.0005 there, 0.5 here"));
     let alone = falcon().args(["train", "--json", "--run"]).arg(&run).output().unwrap();
     assert_eq!(summary(&alone)["step"], 40);
 }

@@ -31,7 +31,7 @@ pub struct RowsArgs {
     pub scale: ScaleArg,
 
     /// Rows; those of the scale if not given. A row is a preset, or one with something changed: falcon-1a.3+model.align=same.
-    #[arg(short, long, value_name = "ROWS", value_delimiter = ',')]
+    #[arg(short, long, value_name = "ROWS")]
     pub models: Vec<String>,
 
     /// Seeds of each row; those of the scale if not given.

@@ -15,10 +15,24 @@ pub(super) struct Family {
     pub rows: Vec<Row>,
 }
 
+/// The rows of a list with commas between them; those in brackets are within a value.
+fn apart(list: &str) -> Vec<&str> {
+    let mut depth = 0usize;
+    let split = |c: char| {
+        match c {
+            '[' => depth += 1,
+            ']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        c == ',' && depth == 0
+    };
+    list.split(split).collect()
+}
+
 /// The models asked for, or the scale's, each once.
 pub(super) fn families(args: &RowsArgs, scale: &Scale) -> Result<Vec<Family>, ReproduceError> {
     let mut models: Vec<&str> = Vec::new();
-    let given = args.models.iter().map(String::as_str);
+    let given = args.models.iter().flat_map(|models| apart(models));
     let of_scale = scale.models.iter().copied().filter(|_| args.models.is_empty());
     for model in given.chain(of_scale) {
         if !models.contains(&model) {
@@ -169,6 +183,12 @@ mod tests {
         let config = Box::new(|row: &_, seed, more: &_| config(&corpus, scale, row, seed, more));
         let families = families(&args, scale).unwrap();
         check(Plan::new(families, &args, scale, Some(Search::SMALL), Path::new("out"), config).unwrap());
+    }
+
+    #[test]
+    fn rows_are_set_apart_by_commas() {
+        let list = "retnet,falcon-1a.3+model.lambda_init=[0.01,0.1]+model.window=2,mamba2";
+        assert_eq!(apart(list), ["retnet", "falcon-1a.3+model.lambda_init=[0.01,0.1]+model.window=2", "mamba2"]);
     }
 
     #[test]

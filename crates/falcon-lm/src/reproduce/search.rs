@@ -48,7 +48,7 @@ impl Point {
 
 impl Search {
     /// Three learning rates and two scales of the embedding, for a quarter of a thousand steps.
-    pub const SMALL: Self = Self { lr: &[5e-4, 1e-3, 2e-3], initializer_range: &[0.02, 0.1], steps: 250 };
+    pub const SMALL: Self = Self { lr: &[1e-3, 2e-3, 4e-3], initializer_range: &[0.02, 0.1], steps: 250 };
 
     /// The points to be tried for a row whose full configuration is `config`, made with the layers `more`. A value
     /// that the row or a layer sets is kept.

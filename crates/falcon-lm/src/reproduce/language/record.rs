@@ -491,7 +491,7 @@ mod tests {
             assert!(page.contains(line), "{line}: {page}");
         }
         let summary = record.summary();
-        assert!(!summary.contains("learning rate") && !summary.contains("state"), "{summary}");
+        assert!(!summary.contains("learning rate") && summary.contains("| state |"), "{summary}");
     }
 
     /// By hand: three seeds 0.002 apart have s = 0.002 in every row, so rows differ beyond 2.447 · 0.002 · √(2/3) = 0.0040.
