@@ -37,6 +37,7 @@ fn house() -> &'static House {
             "model.num_hidden_layers=1",
             "model.intermediate_size=32",
             "model.mup_base_width=32",
+            "model.matrix_init=fan-in",
         ];
         let more = [
             "task.train=book.txt",

@@ -197,13 +197,13 @@ pub(super) const LANGUAGE: &str = "\
 SCALES
 
   quick   4 models of 0.9M parameters, 0.4M tokens, 100 questions of each benchmark
-  small   10 models of 1.3M parameters, 2M tokens, 500 questions of each benchmark
+  small   11 models of 1.3M parameters, 4M tokens, 500 questions of each benchmark
   paper   10 models of 130M parameters, 49.2 billion tokens, all questions; give it GPT-2's
           tokenizer, and a machine: --estimate says how long this one would take
 
 SEARCH
 
-  At the scale small, every model first tries learning rates of 5e-4, 1e-3 and 2e-3 with initial
+  At the scale small, every model first tries learning rates of 1e-3, 2e-3 and 4e-3 with initial
   scales of the embedding of 0.02 and 0.1: one run of 250 steps and seed 1000 for each of the six,
   the same for all models. The one of the lowest validation loss is taken for all seeds. One that
   diverges is never taken. table.md has the losses, and marks what was chosen at the edge of the

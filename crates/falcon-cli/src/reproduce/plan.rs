@@ -196,7 +196,7 @@ mod tests {
         let small = &SCALES[1];
         assert_eq!(small.search, Some(Search::SMALL));
         plan(&[], small, |plan| {
-            assert_eq!((plan.searches.len(), plan.runs.len()), (10, 30));
+            assert_eq!((plan.searches.len(), plan.runs.len()), (11, 33));
             for FamilySearch { family, grid, trials } in &plan.searches {
                 assert_eq!((grid, trials.len()), (&plan.searches[0].grid, 6), "{}", family.base.name);
                 for (point, trial) in grid.iter().zip(trials) {
@@ -205,11 +205,11 @@ mod tests {
                         (train.schedule.lr, trial.config.model.initializer_range),
                         (point.lr, point.initializer_range)
                     );
-                    assert_eq!((train.seed, train.schedule.steps, train.schedule.warmup), (SEARCH_SEED, 250, 25));
+                    assert_eq!((train.seed, train.schedule.steps, train.schedule.warmup), (SEARCH_SEED, 250, 12));
                 }
             }
             let first = &plan.searches[1].trials[0];
-            assert_eq!(first.folder, Path::new("out/search/retnet-lr5e-4-emb0.02"));
+            assert_eq!(first.folder, Path::new("out/search/retnet-lr1e-3-emb0.02"));
             // The full runs differ from what they are without a search in the two values.
             let FamilySearch { family, grid, .. } = &plan.searches[1];
             let found = &plan.runs_of(family, Some(&grid[5])).unwrap()[0];
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn timings_share_a_search() {
         plan(&["--ablation", "timing", "--seeds", "1"], &SCALES[1], |plan| {
-            assert_eq!((plan.searches.len(), plan.runs.len()), (9, 36));
+            assert_eq!((plan.searches.len(), plan.runs.len()), (10, 40));
             assert!(plan.searches.iter().all(|search| search.family.rows.len() == 4 && search.trials.len() == 6));
             let names: Vec<&str> = plan.runs[..4].iter().map(|run| run.row.name.as_str()).collect();
             let expected = [("next", "after"), ("same", "after"), ("next", "before"), ("same", "before")];

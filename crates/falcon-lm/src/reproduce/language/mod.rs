@@ -50,7 +50,7 @@ pub const SCALES: [Scale; 3] = [
             "task.length=256",
             "train.batch=8",
             "train.steps=200",
-            "train.lr=3e-3",
+            "train.lr=2e-3",
             "train.eval_every=50",
         ],
         samples: 100,
@@ -58,15 +58,28 @@ pub const SCALES: [Scale; 3] = [
     },
     Scale {
         name: "small",
-        models: &ROWS,
+        models: &[
+            "transformer",
+            "retnet",
+            "lightning",
+            "mamba2",
+            "deltanet",
+            "gated-deltanet",
+            "falcon-1a.1",
+            "falcon-1a.2",
+            "falcon-1a.3",
+            "falcon-3a.3",
+            "falcon-1.3",
+        ],
         seeds: 3,
         set: &[
             "model.size=tiny",
             "task.length=512",
             "train.batch=4",
-            "train.steps=1000",
-            "train.lr=4e-3",
-            "train.eval_every=100",
+            "train.steps=2000",
+            "train.lr=2e-3",
+            "train.eval_every=200",
+            "train.save_every=200",
         ],
         samples: 500,
         search: Some(Search::SMALL),
@@ -83,6 +96,7 @@ pub const SCALES: [Scale; 3] = [
             "train.accumulate=480",
             "train.steps=100000",
             "train.lr=1e-3",
+            "train.final_fraction=0.05",
             "train.warmup=2000",
             "train.eval_every=1000",
             "train.save_every=1000",
@@ -249,6 +263,8 @@ mod tests {
         let paper = config(&corpus, &SCALES[2], &Row::of("falcon-1.3"), 0, &[]).unwrap().train;
         let tokens = paper.schedule.steps as usize * paper.batch * 1024;
         assert_eq!(tokens, 49_152_000_000, "the paper's budget");
+        let (lr, last) = (paper.schedule.lr, paper.schedule.lr * paper.schedule.final_fraction);
+        assert_eq!((lr, last, paper.schedule.warmup), (1e-3, 5e-5, 2000), "the authors' rates");
         let said = |row: &str, set: &str| {
             let more = [Layer::set(set).unwrap()];
             config(&corpus, &SCALES[0], &Row::of(row), 0, &more).unwrap_err().to_string()
