@@ -67,7 +67,8 @@ pub struct MixerConfig {
     pub decay: DecayGate,
     /// The largest ridge, for [`DecayGate::Lambda`].
     pub lambda_scale: f64,
-    /// `σ(b)` of the ridge at the start, of the first head and of the last; the logits of those between are evenly spaced.
+    /// `σ(b)` of the ridge at the start, of the first head and of the last; the logits of those between are evenly
+    /// spaced.
     #[serde(default = "before::lambda_init")]
     pub lambda_init: [f64; 2],
     /// `ε` of the step size `β / (E + λ + ε)`.
@@ -170,9 +171,10 @@ option! {
         None,
         /// `β = 2σ(w·h)`, and `η = β / (E + λ + ε)`: the paper's ctx-β.
         Beta,
-        /// `η = softplus(w·h + b) / Ē`, which is `1 / Ē` where `w·h = 0`: ctx-η, the control is the step size itself and no energy divides
-        /// it. `Ē` is the nominal energy of a normalised key ([`MixerConfig::nominal_energy`]), the unit of `η`. A rule that erases has
-        /// `η ≤ 2 / (Ē (1 + λ̄))`, so that `η (E + λ) ≤ 2`.
+        /// `η = softplus(w·h + b) / Ē`, which is `1 / Ē` where `w·h = 0`: ctx-η, the control is the step size
+        /// itself and no energy divides it. `Ē` is the nominal energy of a normalised key
+        /// ([`MixerConfig::nominal_energy`]), the unit of `η`. A rule that erases has `η ≤ 2 / (Ē (1 + λ̄))`, so
+        /// that `η (E + λ) ≤ 2`.
         Eta,
         /// `η = σ(w·h)`: DeltaNet.
         Sigmoid,
@@ -189,7 +191,8 @@ option! {
         Lambda,
         /// `γ = 1 − 2^(−5−i)` for head `i`: RetNet.
         Fixed,
-        /// `γ = exp(−(8 / H)(1 − l / L) i)` for head `i` of `H` in layer `l` of `L`, both counted from 0: Lightning attention.
+        /// `γ = exp(−(8 / H)(1 − l / L) i)` for head `i` of `H` in layer `l` of `L`, both counted from 0:
+        /// Lightning attention.
         Lightning,
         /// `γ = exp(−A Δ)`, `Δ = softplus(w·h + b)`, with a learned `A` for each head: Mamba-2, Gated DeltaNet.
         Selective,
@@ -337,8 +340,9 @@ impl MixerConfig {
         Ok(rule)
     }
 
-    /// `Ē`: the energy of a normalised key, and 1 for keys that are not. No key has more, and features that [`GainGate::Eta`] is allowed with
-    /// do not raise it. With `η ≤ 2 / (Ē (1 + λ̄))` and `λ = λ̄ E`, `η (E + λ) ≤ 2 E / Ē ≤ 2`: a step never overshoots by more than it descends.
+    /// `Ē`: the energy of a normalised key, and 1 for keys that are not. No key has more, and features that
+    /// [`GainGate::Eta`] is allowed with do not raise it. With `η ≤ 2 / (Ē (1 + λ̄))` and `λ = λ̄ E`, `η (E + λ) ≤
+    /// 2 E / Ē ≤ 2`: a step never overshoots by more than it descends.
     pub fn nominal_energy(&self) -> f64 {
         match self.qk_norm {
             QkNorm::Rms => self.head_dim as f64,

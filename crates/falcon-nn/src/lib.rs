@@ -24,9 +24,9 @@
 //!
 //! # A model
 //!
-//! [`ModelConfig::preset`] knows the models of the paper and those they are compared with ([`PRESETS`]), in six sizes ([`SIZES`]).
-//! Every option of a preset is a field of its configuration; [`Model::save`] and [`Model::load`] keep it as `config.json` beside
-//! `model.safetensors`.
+//! [`ModelConfig::preset`] knows the models of the paper and those they are compared with ([`PRESETS`]), in six
+//! sizes ([`SIZES`]). Every option of a preset is a field of its configuration; [`Model::save`] and
+//! [`Model::load`] keep it as `config.json` beside `model.safetensors`.
 //!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};

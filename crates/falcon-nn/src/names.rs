@@ -195,8 +195,8 @@ impl MixerConfig {
         self.rule().map_or(0, |rule| self.num_heads * self.head_dim * rule.state_columns(self.head_v_dim))
     }
 
-    /// All numbers that a layer keeps of one sequence: memory, last key, tails of the window and of the convolutions. None for softmax
-    /// attention, whose cache grows.
+    /// All numbers that a layer keeps of one sequence: memory, last key, tails of the window and of the
+    /// convolutions. None for softmax attention, whose cache grows.
     pub fn state_size(&self) -> Option<usize> {
         let rule = self.rule().ok()?;
         let (keys, values) = (self.num_key_heads * self.head_dim, self.num_heads * self.head_v_dim);

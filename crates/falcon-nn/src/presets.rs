@@ -38,7 +38,8 @@ struct Size {
     heads: usize,
     /// Width of a head. All together may be wider than the residual stream.
     head_dim: usize,
-    /// Inner width of Falcon's SwiGLU, 8/3 of the residual stream. Other mixers get what makes a block of as many parameters.
+    /// Inner width of Falcon's SwiGLU, 8/3 of the residual stream. Other mixers get what makes a block of as many
+    /// parameters.
     intermediate: usize,
     /// The Transformer's, where the paper's has fewer parameters than the rows it is compared with.
     transformer: Option<usize>,
@@ -47,7 +48,8 @@ struct Size {
 }
 
 fn size(name: &str) -> Result<Size, ConfigError> {
-    // At this width 320 is 8/3 to the nearest multiple of 64, and closest to as many parameters as Mamba-2 has in whole layers.
+    // At this width 320 is 8/3 to the nearest multiple of 64, and closest to as many parameters as Mamba-2 has in
+    // whole layers.
     let tiny =
         Size { hidden: 128, layers: 4, heads: 4, head_dim: 32, intermediate: 320, transformer: None, alone: 6 };
     Ok(match name {
@@ -141,8 +143,8 @@ impl MixerConfig {
             rope_theta: None,
             norm_eps: 1e-5,
         };
-        // The authors' block: SiLU after the convolution, next-latent alignment, a context-conditioned ridge, a gate on the output. The
-        // number says how keys and step size are normalised.
+        // The authors' block: SiLU after the convolution, next-latent alignment, a context-conditioned ridge, a
+        // gate on the output. The number says how keys and step size are normalised.
         let falcon = |rule: &str, qk_norm, gain| Self {
             conv_activation: Activation::Silu,
             align: Align::Next,
@@ -174,7 +176,8 @@ impl MixerConfig {
                 output_norm: OutputNorm::None,
                 ..base("normalised-linear-attention")
             },
-            // Sun et al.: rotary positions, a fixed decay per head, values twice as wide as keys, group norm, swish gate.
+            // Sun et al.: rotary positions, a fixed decay per head, values twice as wide as keys, group norm,
+            // swish gate.
             "retnet" => Self {
                 head_v_dim: 2 * width,
                 conv_size: 0,
@@ -220,7 +223,8 @@ impl MixerConfig {
                 gain: GainGate::Sigmoid,
                 ..base("deltanet")
             },
-            // Yang et al.: keys of three quarters of the width, values twice as wide, a decay from context, a gate.
+            // Yang et al.: keys of three quarters of the width, values twice as wide, a decay from context, a
+            // gate.
             "gated-deltanet" => Self {
                 head_dim: (3 * width / 4).max(1),
                 head_v_dim: 2 * (3 * width / 4).max(1),
@@ -245,8 +249,8 @@ impl MixerConfig {
 const STEP: f64 = 8.0;
 
 impl ModelConfig {
-    /// A model by the names of a preset and a size. `NAME@OTHER` is the preset `NAME` whose memory is as large as that of the preset `OTHER`:
-    /// its keys are made narrower or wider until it is.
+    /// A model by the names of a preset and a size. `NAME@OTHER` is the preset `NAME` whose memory is as large as
+    /// that of the preset `OTHER`: its keys are made narrower or wider until it is.
     pub fn preset(name: &str, size_name: &str, vocab_size: usize) -> Result<Self, ConfigError> {
         let size = size(size_name)?;
         let (base, other) = name.split_once('@').map_or((name, None), |(base, other)| (base, Some(other)));
@@ -284,7 +288,8 @@ impl ModelConfig {
 }
 
 impl MixerConfig {
-    /// Makes keys narrower or wider until the memory has `share` times the numbers of `other`'s, as nearly as whole even widths allow.
+    /// Makes keys narrower or wider until the memory has `share` times the numbers of `other`'s, as nearly as
+    /// whole even widths allow.
     fn match_memory(&mut self, other: &Self, share: f64) -> Result<(), ConfigError> {
         let refused = |which: &str| {
             let second = format!("memories of fixed size; that of {which} grows with the sequence");

@@ -456,8 +456,8 @@ fn sizes_have_the_parameters_they_promise() {
     }
 }
 
-/// Deviations of initial matrices: by the width of the model, or by what they are applied to. Those that end a branch start smaller, by the root
-/// of the 4 layers or of their 8 branches.
+/// Deviations of initial matrices: by the width of the model, or by what they are applied to. Those that end a
+/// branch start smaller, by the root of the 4 layers or of their 8 branches.
 #[test]
 fn initial_matrices_have_the_deviation_asked_for() {
     let deviation = |init: MatrixInit, part: &str| {

@@ -58,9 +58,9 @@ pub struct RowsArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
 
-    /// Rows that differ in one thing. timing: the four combinations of alignment (next/same) and read (after/before) of
-    /// every model but the Transformer. Where there is a search, it is done once for each model as it is, and its four
-    /// rows share what was found.
+    /// Rows that differ in one thing. timing: the four combinations of alignment (next/same) and read
+    /// (after/before) of every model but the Transformer. Where there is a search, it is done once for each model
+    /// as it is, and its four rows share what was found.
     #[arg(long, value_enum)]
     pub ablation: Option<Ablation>,
 
@@ -129,9 +129,9 @@ pub struct LanguageArgs {
     #[arg(long, value_name = "N", requires = "data")]
     pub limit: Option<usize>,
 
-    /// Search for the learning rate and the initial scale of the embedding of every model first, also where the scale
-    /// does not, by runs of so many steps; those of the scale, or 250, if not given, and no more than a full run has. A
-    /// value that is set by --set, or by a row, is kept.
+    /// Search for the learning rate and the initial scale of the embedding of every model first, also where the
+    /// scale does not, by runs of so many steps; those of the scale, or 250, if not given, and no more than a full
+    /// run has. A value that is set by --set, or by a row, is kept.
     #[arg(long, value_name = "STEPS", require_equals = true, conflicts_with = "from",
           value_parser = clap::value_parser!(u64).range(1..))]
     pub search: Option<Option<u64>>,

@@ -171,8 +171,8 @@ fn side_by_side(plan: &[Planned], args: &RowsArgs) -> (usize, usize) {
     (jobs, (threads / jobs).max(1))
 }
 
-/// Runs all. One that fails does not keep the others from being run. After each that came to its end, `keep` is given
-/// what is done by then, in order.
+/// Runs all. One that fails does not keep the others from being run. After each that came to its end, `keep` is
+/// given what is done by then, in order.
 fn run_all<T: Clone + Send>(
     plan: &[Planned],
     args: &RowsArgs,
@@ -233,7 +233,8 @@ fn run_all<T: Clone + Send>(
     Ok(done)
 }
 
-/// Runs all of an experiment that has `all` runs, keeps a record of what is done after each of them, and finishes it.
+/// Runs all of an experiment that has `all` runs, keeps a record of what is done after each of them, and finishes
+/// it.
 fn run_and_record<T: Clone + Send, R: Results>(
     args: &RowsArgs,
     plan: &[Planned],

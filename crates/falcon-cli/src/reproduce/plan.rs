@@ -7,8 +7,8 @@ use falcon_lm::reproduce::{Point, Row, SEARCH_SEED, Scale, Search};
 
 use super::{Ablation, ReproduceError, RowsArgs};
 
-/// A model that was asked for, and the rows that are made of it. A search is done once for all of them: they differ
-/// in one thing only.
+/// A model that was asked for, and the rows that are made of it. A search is done once for all of them: they
+/// differ in one thing only.
 #[derive(Clone)]
 pub(super) struct Family {
     pub base: Row,

@@ -16,7 +16,7 @@ pub struct TrainArgs {
     #[arg(value_name = "CONFIG")]
     pub config: Option<PathBuf>,
 
-    /// The model.
+    /// The model. NAME@OTHER is NAME with a memory as large as OTHER's: mamba2@falcon-1a.3.
     #[arg(short, long, value_name = "PRESET", value_parser = Names::of(PRESETS))]
     pub model: Option<String>,
 
@@ -76,9 +76,10 @@ const EXAMPLE: &str = r#"A COMPLETE FILE
   steps = 1000
   batch = 128                 # sequences per step,
   accumulate = 1              # computed in so many parts
-  lr = 3e-3                   # highest learning rate, for a model 128 wide
+  lr = 5e-4                   # highest learning rate, for a model 1024 wide; one of 128 has 8 times
+                              # that in its matrices (mup_base_width)
   warmup = 100                # steps; then a cosine
-  final_fraction = 0.1        # down to this part of it
+  final_fraction = 0.05       # down to this part of it
   weight_decay = 0.1          # of matrices
   beta1 = 0.9
   beta2 = 0.95

@@ -49,8 +49,8 @@ pub trait Results: Serialize + DeserializeOwned {
         })
     }
 
-    /// Writes what there is of an experiment that goes on, unless the record there has more of it: one that is taken up
-    /// again finds its runs one after the other.
+    /// Writes what there is of an experiment that goes on, unless the record there has more of it: one that is
+    /// taken up again finds its runs one after the other.
     fn keep(&self, folder: &Path) -> Result<(), RecordError> {
         let more = |there: Self| there.command() == self.command() && there.runs() > self.runs();
         if Self::read(folder).is_ok_and(more) { Ok(()) } else { self.write(folder) }

@@ -1,5 +1,6 @@
 //! A small search before an experiment: every model gets the learning rate and the initial scale of the embedding
-//! that suit it, from one grid and by one effort, so that a table does not compare models by whom the settings favour.
+//! that suit it, from one grid and by one effort, so that a table does not compare models by whom the settings
+//! favour.
 
 use std::path::Path;
 

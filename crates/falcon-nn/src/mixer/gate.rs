@@ -7,10 +7,11 @@
 //! γ = exp(−A Δ), A = e^{a_log}, Δ = softplus(W_a h + b)
 //! ```
 //!
-//! The paper names ctx-η without defining it. Here the control is the step size itself: it is not divided by the energy of the key that is
-//! written, nor by the ridge. `b₁ = ln(e − 1)` is a constant, so that both controls start at a full step, `β = 1` and `η = 1 / Ē`. The
-//! nominal energy `Ē` is that of a normalised key, and why the bound is enough is in [`MixerConfig::nominal_energy`]. The bias `b` of the
-//! ridge and Mamba's are learned vectors over the heads.
+//! The paper names ctx-η without defining it. Here the control is the step size itself: it is not divided by the
+//! energy of the key that is written, nor by the ridge. `b₁ = ln(e − 1)` is a constant, so that both controls
+//! start at a full step, `β = 1` and `η = 1 / Ē`. The nominal energy `Ē` is that of a normalised key, and why the
+//! bound is enough is in [`MixerConfig::nominal_energy`]. The bias `b` of the ridge and Mamba's are learned
+//! vectors over the heads.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, activation};
@@ -206,7 +207,8 @@ impl Gate {
     }
 
     /// Shows the gates by the names that the paper has for them. `γ` of a ridge is that of a key of nominal energy, `1 − ηλ` with `λ = λ̄ Ē`,
-    /// or `λ` as it is where the rule takes it so, and `η = β / (Ē + λ + ε)`, or `η` as it is; and not below what the rule clamps it to.
+    /// or `λ` as it is where the rule takes it so, and `η = β / (Ē + λ + ε)`, or `η` as it is; and not below what
+    /// the rule clamps it to.
     pub fn show(&self, gates: &Gates, probe: &mut Probe<'_>) {
         if !probe.is_on() {
             return;
@@ -304,9 +306,9 @@ mod tests {
         (first(gain), first(decay))
     }
 
-    /// By hand, with heads of 4: `Ē` is 1 after ℓ2 and 4 after RMS; `λ̄` starts at 0.95 · 0.01, and a logit of ln 99 more makes it
-    /// 0.95 / 2. Both controls start at a full step. Far up, β ends at 2, η of a rule that erases at `2 / (Ē (1 + λ̄))`, and η of one that
-    /// does not goes on.
+    /// By hand, with heads of 4: `Ē` is 1 after ℓ2 and 4 after RMS; `λ̄` starts at 0.95 · 0.01, and a logit of ln
+    /// 99 more makes it 0.95 / 2. Both controls start at a full step. Far up, β ends at 2, η of a rule that erases
+    /// at `2 / (Ē (1 + λ̄))`, and η of one that does not goes on.
     #[test]
     fn two_controls() {
         let half = 99f32.ln();

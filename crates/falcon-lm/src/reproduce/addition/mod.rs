@@ -39,9 +39,10 @@ pub const ROWS: [&str; 13] = [
     "falcon-3.3",
 ];
 
-/// How all rows begin and learn, found in trials with Falcon-1A.3 at 32 digits: as fast in the embedding, the convolutions and the gates as in
-/// the matrices, from matrices of `1 / √fan_in`, with memories that span 10 to 150 tokens from the first step on. With the presets' own
-/// initial values it came to 42% of the digits in the time in which these come to 66%.
+/// How all rows begin and learn, found in trials with Falcon-1A.3 at 32 digits: as fast in the embedding, the
+/// convolutions and the gates as in the matrices, from matrices of `1 / √fan_in`, with memories that span 10 to
+/// 150 tokens from the first step on. With the presets' own initial values it came to 42% of the digits in the
+/// time in which these come to 66%.
 macro_rules! recipe {
     ($($set:literal),* $(,)?) => {
         &[
