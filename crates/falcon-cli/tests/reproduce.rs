@@ -324,6 +324,7 @@ fn an_interrupt_saves_the_search() {
     command.args(["reproduce", "lm", "--train", "train.txt", "--valid", "valid.txt", "--tokenizer", "bytes"]);
     command.args(["--models", "retnet", "--output", "out", "--jobs", "1", "--steps=100000", "--search=100000"]);
     command.args(["--set=model.hidden_size=16", "--set=model.num_heads=2", "--set=task.length=16"]);
+    command.args(["--set=train.save_every=100000", "--set=train.eval_every=100000"]);
     let mut process = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
     let trial = folder.path().join("out/search/retnet-lr1e-3-emb0.02");
     let begun = std::time::Instant::now();
@@ -457,6 +458,8 @@ fn an_interrupt_saves_all_rows() {
         "--set=train.batch=4",
         "--steps=100000",
     ]);
+    // The only checkpoint is that of the interrupt, however fast a row is.
+    command.args(["--set=train.save_every=100000", "--set=train.eval_every=100000"]);
     let mut process =
         command.arg("--output").arg(folder.path()).stderr(std::process::Stdio::piped()).spawn().unwrap();
     let begun =
