@@ -9,7 +9,7 @@ use crate::coefficients::{Coefficients, Purpose};
 use crate::error::Error;
 use crate::form::Form;
 use crate::head::{Head, Pairs, Place};
-use crate::inputs::{Inputs, Sizes};
+use crate::inputs::{Inputs, Sizes, shape};
 use crate::real::add;
 use crate::rule::Rule;
 use crate::scratch::Scratch;
@@ -17,7 +17,7 @@ use crate::segment::{Segment, SegmentGrad};
 use crate::shared::{HeadRows, SharedHeads};
 use crate::simd::{Vectorised, dispatch};
 use crate::state::{State, row};
-use crate::{Real, normaliser};
+use crate::{Real, View, normaliser};
 
 /// `d loss / d` every input of a call.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,14 +87,44 @@ pub fn record<F: Real>(
     state: &mut State<F>,
     out: &mut [F],
 ) -> Result<Tape<F>, Error> {
+    let mut memories = vec![F::zero(); saved_len(rule, form, inputs)?];
+    let incoming = state.clone();
+    record_into(rule, form, inputs, state, out, &mut memories)?;
+    Ok(Tape { rule: *rule, form, offsets: inputs.offsets.to_vec(), state: incoming, memories })
+}
+
+/// How many numbers [`record_into`] saves: the memories before each segment of each sequence.
+pub fn saved_len<F: Real>(rule: &Rule, form: Form, inputs: &Inputs<'_, F>) -> Result<usize, Error> {
+    let sizes = inputs.check(rule)?;
+    form.check(rule, inputs)?;
+    Ok(saved_numbers(rule, form, inputs, &sizes))
+}
+
+fn saved_numbers<F: Real>(rule: &Rule, form: Form, inputs: &Inputs<'_, F>, sizes: &Sizes) -> usize {
+    let segments: usize = inputs.offsets.windows(2).map(|w| form.segments(rule, w[1] - w[0]).len()).sum();
+    segments * sizes.heads * sizes.dim_k * rule.state_columns(sizes.dim_v)
+}
+
+/// [`record`] into memory of the caller's: `saved` has [`saved_len`] numbers. For frameworks that have an allocator of
+/// their own.
+pub fn record_into<F: Real>(
+    rule: &Rule,
+    form: Form,
+    inputs: &Inputs<'_, F>,
+    state: &mut State<F>,
+    out: &mut [F],
+    saved: &mut [F],
+) -> Result<(), Error> {
     let sizes = check(rule, form, inputs, state)?;
     check_out("out", out, &sizes)?;
-    let incoming = state.clone();
-    let segments: usize = inputs.offsets.windows(2).map(|w| form.segments(rule, w[1] - w[0]).len()).sum();
-    let size = sizes.dim_k * rule.state_columns(sizes.dim_v);
-    let mut memories = vec![F::zero(); segments * sizes.heads * size];
-    F::forward(rule, form, inputs, &sizes, state, out, &mut memories);
-    Ok(Tape { rule: *rule, form, offsets: inputs.offsets.to_vec(), state: incoming, memories })
+    check_saved(saved, saved_numbers(rule, form, inputs, &sizes))?;
+    F::forward(rule, form, inputs, &sizes, state, out, saved);
+    Ok(())
+}
+
+fn check_saved<F>(saved: &[F], needed: usize) -> Result<(), Error> {
+    let (tensor, got) = ("saved", saved.len());
+    if got == needed { Ok(()) } else { Err(Error::Length { tensor, got, needed }) }
 }
 
 /// What [`record`] keeps of a forward pass.
@@ -116,18 +146,48 @@ impl<F: Real> Tape<F> {
         grad_out: &[F],
         grad_state: Option<&State<F>>,
     ) -> Result<Grads<F>, Error> {
-        F::backward(self, inputs, grad_out, grad_state)
+        let sizes = inputs.check(&self.rule)?;
+        if inputs.offsets != self.offsets {
+            return Err(Error::OtherTape { recorded: self.offsets.clone(), got: inputs.offsets.to_vec() });
+        }
+        check_out("grad_out", grad_out, &sizes)?;
+        let zeros = |heads: usize, width: usize| vec![F::zero(); sizes.tokens * heads * width];
+        let (mut q, mut k) = (zeros(sizes.key_heads, sizes.dim_k), zeros(sizes.key_heads, sizes.dim_k));
+        let mut v = zeros(sizes.heads, sizes.dim_v);
+        let mut gain = zeros(sizes.heads, inputs.gain.map_or(0, |gain| gain.shape()[2]));
+        let mut decay = zeros(sizes.heads, inputs.decay.map_or(0, |decay| decay.shape()[2]));
+        let recorded =
+            Recorded { rule: &self.rule, form: self.form, state: &self.state, memories: &self.memories };
+        let grads = GradsMut { q: &mut q, k: &mut k, v: &mut v, gain: &mut gain, decay: &mut decay };
+        let grad_out = View::new(grad_out, [sizes.tokens, sizes.heads, sizes.dim_v])?;
+        let state = backward_into(recorded, inputs, grad_out, grad_state, grads)?;
+        Ok(Grads { q, k, v, gain, decay, state })
     }
+}
 
+/// A forward pass that [`record_into`] recorded, where the caller keeps it.
+#[derive(Clone, Copy, Debug)]
+pub struct Recorded<'a, F> {
+    /// Its rule.
+    pub rule: &'a Rule,
+    /// Its form.
+    pub form: Form,
+    /// The state it began with.
+    pub state: &'a State<F>,
+    /// What it saved.
+    pub memories: &'a [F],
+}
+
+impl<'a, F: Real> Recorded<'a, F> {
     /// The saved memories of each head of each sequence.
-    fn saved(&self, inputs: &Inputs<'_, F>, sizes: &Sizes) -> Vec<&[F]> {
+    fn saved(&self, inputs: &Inputs<'_, F>, sizes: &Sizes) -> Vec<&'a [F]> {
         let size = sizes.dim_k * self.rule.state_columns(sizes.dim_v);
-        let mut rest = &self.memories[..];
+        let mut rest = self.memories;
         (0..sizes.sequences * sizes.heads)
             .map(|index| {
                 let sequence = index / sizes.heads;
                 let tokens = inputs.offsets[sequence + 1] - inputs.offsets[sequence];
-                let (saved, after) = rest.split_at(self.form.segments(&self.rule, tokens).len() * size);
+                let (saved, after) = rest.split_at(self.form.segments(self.rule, tokens).len() * size);
                 rest = after;
                 saved
             })
@@ -135,48 +195,82 @@ impl<F: Real> Tape<F> {
     }
 }
 
-/// [`Tape::backward`], compiled once for each number.
-pub(crate) fn backward_of<F: Real>(
-    tape: &Tape<F>,
+/// Where [`backward_into`] puts the gradients of the inputs, shaped as in [`Grads`]. Those of `q`, `k` and `v` are added to
+/// what is there, so start with zeros; those of `gain` and `decay` replace it.
+#[derive(Debug)]
+pub struct GradsMut<'a, F> {
+    /// `[tokens, key_heads, dim_k]`.
+    pub q: &'a mut [F],
+    /// `[tokens, key_heads, dim_k]`.
+    pub k: &'a mut [F],
+    /// `[tokens, heads, dim_v]`.
+    pub v: &'a mut [F],
+    /// `[tokens, heads, 1 or dim_v]`; empty for unit gains.
+    pub gain: &'a mut [F],
+    /// `[tokens, heads, 1 or dim_v]`; empty without decay.
+    pub decay: &'a mut [F],
+}
+
+/// [`Tape::backward`] into memory of the caller's. Returns the gradient of the incoming state.
+pub fn backward_into<F: Real>(
+    recorded: Recorded<'_, F>,
     inputs: &Inputs<'_, F>,
-    grad_out: &[F],
+    grad_out: View<'_, F>,
     grad_state: Option<&State<F>>,
-) -> Result<Grads<F>, Error> {
-    let Tape { rule, form, state, .. } = tape;
-    let sizes = check(rule, *form, inputs, state)?;
-    if inputs.offsets != tape.offsets {
-        return Err(Error::OtherTape { recorded: tape.offsets.clone(), got: inputs.offsets.to_vec() });
-    }
-    check_out("grad_out", grad_out, &sizes)?;
+    grads: GradsMut<'_, F>,
+) -> Result<State<F>, Error> {
+    let Recorded { rule, form, state, memories } = recorded;
+    let sizes = check(rule, form, inputs, state)?;
+    let Sizes { tokens, heads, key_heads, dim_k, dim_v, .. } = sizes;
+    shape("grad_out", &grad_out, [tokens, heads, dim_v], "tokens, heads, dim_v")?;
     check_grad_state(rule, &sizes, grad_state)?;
+    check_saved(memories, saved_numbers(rule, form, inputs, &sizes))?;
+    let width = |view: Option<View<'_, F>>| view.map_or(0, |view| view.shape()[2]);
+    for (tensor, got, needed) in [
+        ("gradient of q", grads.q.len(), tokens * key_heads * dim_k),
+        ("gradient of k", grads.k.len(), tokens * key_heads * dim_k),
+        ("gradient of v", grads.v.len(), tokens * heads * dim_v),
+        ("gradient of gain", grads.gain.len(), tokens * heads * width(inputs.gain)),
+        ("gradient of decay", grads.decay.len(), tokens * heads * width(inputs.decay)),
+    ] {
+        if got != needed {
+            return Err(Error::Length { tensor, got, needed });
+        }
+    }
+    Ok(F::backward(recorded, inputs, &sizes, grad_out, grad_state, grads))
+}
+
+/// [`backward_into`] without the checks, compiled once for each number.
+pub(crate) fn backward_checked<F: Real>(
+    recorded: Recorded<'_, F>,
+    inputs: &Inputs<'_, F>,
+    sizes: &Sizes,
+    grad_out: View<'_, F>,
+    grad_state: Option<&State<F>>,
+    mut grads: GradsMut<'_, F>,
+) -> State<F> {
+    let Recorded { rule, form, state, .. } = recorded;
+    let sizes = *sizes;
     let gain_width = inputs.gain.map_or(0, |gain| gain.shape()[2]);
     let decay_width = inputs.decay.map_or(0, |decay| decay.shape()[2]);
-    let zeros = |heads: usize, width: usize| vec![F::zero(); sizes.tokens * heads * width];
-    let mut grads = Grads {
-        q: zeros(sizes.key_heads, sizes.dim_k),
-        k: zeros(sizes.key_heads, sizes.dim_k),
-        v: zeros(sizes.heads, sizes.dim_v),
-        gain: zeros(sizes.heads, gain_width),
-        decay: zeros(sizes.heads, decay_width),
-        state: state.zeros_like(),
-    };
+    let mut incoming = state.zeros_like();
     if let Some(grad_state) = grad_state {
-        grads.state.memory.copy_from_slice(&grad_state.memory);
-        pass_through(rule, inputs, &sizes, state, grad_state, &mut grads);
+        incoming.memory.copy_from_slice(&grad_state.memory);
+        pass_through(rule, inputs, &sizes, state, grad_state, &mut grads, &mut incoming);
     }
     let share = |data, heads, width| SharedHeads::new(data, inputs.offsets, heads, width);
-    let q = share(&mut grads.q[..], sizes.key_heads, sizes.dim_k);
-    let k = share(&mut grads.k[..], sizes.key_heads, sizes.dim_k);
-    let v = share(&mut grads.v[..], sizes.heads, sizes.dim_v);
-    let gain = share(&mut grads.gain[..], sizes.heads, gain_width);
-    let decay = share(&mut grads.decay[..], sizes.heads, decay_width);
+    let q = share(grads.q, sizes.key_heads, sizes.dim_k);
+    let k = share(grads.k, sizes.key_heads, sizes.dim_k);
+    let v = share(grads.v, sizes.heads, sizes.dim_v);
+    let gain = share(grads.gain, sizes.heads, gain_width);
+    let decay = share(grads.decay, sizes.heads, decay_width);
     let size = sizes.dim_k * rule.state_columns(sizes.dim_v);
-    let saved = tape.saved(inputs, &sizes);
+    let saved = recorded.saved(inputs, &sizes);
     let heads = heads(rule, inputs, state, sizes);
     let mut runs: Vec<_> = heads
         .chunks(sizes.group())
         .zip(saved.chunks(sizes.group()))
-        .zip(grads.state.memory.chunks_exact_mut(sizes.group() * size))
+        .zip(incoming.memory.chunks_exact_mut(sizes.group() * size))
         .map(|((heads, saved), memories)| {
             let (sequence, key_head) = (heads[0].sequence, heads[0].key_head());
             let heads = heads.iter().zip(saved).zip(memories.chunks_exact_mut(size));
@@ -204,27 +298,27 @@ pub(crate) fn backward_of<F: Real>(
         .flat_map(|sequence| sequence.chunks_mut(share))
         .collect::<Vec<_>>()
         .into_par_iter()
-        .for_each(|groups| run(*form, grad_out, groups));
-    let incoming: Vec<_> = runs
+        .for_each(|groups| run(form, grad_out, groups));
+    let of_state: Vec<_> = runs
         .into_iter()
         .map(|group| {
             let tails: Vec<_> = group.heads.into_iter().map(|head| head.tail_v).collect();
             (group.last_key, group.tail_x, tails)
         })
         .collect();
-    for ((last_key, tail_x, tails), heads) in incoming.into_iter().zip(heads.chunks(sizes.group())) {
+    for ((last_key, tail_x, tails), heads) in of_state.into_iter().zip(heads.chunks(sizes.group())) {
         let (sequence, key_head) = (heads[0].sequence, heads[0].key_head());
-        add(grads.state.last_key_of_mut(sequence, key_head), &last_key);
+        add(incoming.last_key_of_mut(sequence, key_head), &last_key);
         for slot in 0..rule.tail_capacity() {
             let x = &tail_x[row(slot, sizes.dim_k)];
-            add(grads.state.tail_x_of_mut(sequence, slot, key_head), x);
+            add(incoming.tail_x_of_mut(sequence, slot, key_head), x);
             for (head, tail_v) in heads.iter().zip(&tails) {
                 let v = &tail_v[row(slot, sizes.dim_v)];
-                add(grads.state.tail_v_of_mut(sequence, slot, head.head), v);
+                add(incoming.tail_v_of_mut(sequence, slot, head.head), v);
             }
         }
     }
-    Ok(grads)
+    incoming
 }
 
 /// A key head on its way back through a sequence, with the value heads that share it.
@@ -252,7 +346,7 @@ struct HeadGrad<'a, F> {
 }
 
 /// Takes key heads of one sequence back, segments last to first.
-fn run<F: Real>(form: Form, grad_out: &[F], groups: &mut [KeyGrad<'_, F>]) {
+fn run<F: Real>(form: Form, grad_out: View<'_, F>, groups: &mut [KeyGrad<'_, F>]) {
     let Head { rule, sizes: Sizes { dim_k, dim_v, .. }, .. } = *groups[0].heads[0].head;
     let (mut segment, mut coefficients) = (Segment::new(rule, dim_k, dim_v), Coefficients::default());
     let (mut grad, mut scratch, mut upstream) = (SegmentGrad::default(), Scratch::default(), Vec::new());
@@ -367,12 +461,16 @@ impl<F: Real> Vectorised for Scatter<'_, '_, F> {
 }
 
 /// `grad_out` of one head and segment, `[steps, dim_v]`.
-fn gather_upstream<F: Real>(head: &Head<'_, F>, steps: &Range<usize>, grad_out: &[F], upstream: &mut Vec<F>) {
-    let Sizes { heads, dim_v, .. } = head.sizes;
+fn gather_upstream<F: Real>(
+    head: &Head<'_, F>,
+    steps: &Range<usize>,
+    grad_out: View<'_, F>,
+    upstream: &mut Vec<F>,
+) {
     let start = head.tokens().start;
     upstream.clear();
     for t in steps.clone() {
-        upstream.extend_from_slice(&grad_out[row((start + t) * heads + head.head, dim_v)]);
+        upstream.extend_from_slice(grad_out.row(start + t, head.head));
     }
 }
 
@@ -384,7 +482,8 @@ fn pass_through<F: Real>(
     sizes: &Sizes,
     state: &State<F>,
     upstream: &State<F>,
-    grads: &mut Grads<F>,
+    grads: &mut GradsMut<'_, F>,
+    incoming: &mut State<F>,
 ) {
     let &Sizes { heads, key_heads, dim_k, dim_v, .. } = sizes;
     for sequence in 0..sizes.sequences {
@@ -394,7 +493,7 @@ fn pass_through<F: Real>(
             let last = upstream.last_key_of(sequence, key_head);
             match tokens.clone().next_back() {
                 Some(t) => add(&mut grads.k[row(t * key_heads + key_head, dim_k)], last),
-                None => add(grads.state.last_key_of_mut(sequence, key_head), last),
+                None => add(incoming.last_key_of_mut(sequence, key_head), last),
             }
         }
         for (slot, time) in pairs.outgoing().enumerate() {
@@ -403,8 +502,8 @@ fn pass_through<F: Real>(
                 let x = upstream.tail_x_of(sequence, slot, key_head);
                 match key {
                     None => {}
-                    Some(Place::Tail(to)) => add(grads.state.tail_x_of_mut(sequence, to, key_head), x),
-                    Some(Place::LastKey) => add(grads.state.last_key_of_mut(sequence, key_head), x),
+                    Some(Place::Tail(to)) => add(incoming.tail_x_of_mut(sequence, to, key_head), x),
+                    Some(Place::LastKey) => add(incoming.last_key_of_mut(sequence, key_head), x),
                     Some(Place::Token(t)) => {
                         add(&mut grads.k[row((tokens.start + t) * key_heads + key_head, dim_k)], x);
                     }
@@ -413,7 +512,7 @@ fn pass_through<F: Real>(
             for head in 0..heads {
                 let v = upstream.tail_v_of(sequence, slot, head);
                 match value {
-                    Place::Tail(to) => add(grads.state.tail_v_of_mut(sequence, to, head), v),
+                    Place::Tail(to) => add(incoming.tail_v_of_mut(sequence, to, head), v),
                     Place::Token(t) => {
                         add(&mut grads.v[row((tokens.start + t) * heads + head, dim_v)], v);
                     }

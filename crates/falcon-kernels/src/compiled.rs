@@ -1,13 +1,14 @@
 //! The work, compiled here for both numbers. A generic function is compiled again in every crate that calls it; these are nearly all of the
 //! code.
 
-use crate::backward::{Grads, Tape};
+use crate::backward::{GradsMut, Recorded};
 use crate::decode::Decoder;
 use crate::error::Error;
 use crate::form::Form;
 use crate::inputs::{Inputs, Sizes};
 use crate::rule::Rule;
 use crate::state::State;
+use crate::view::View;
 use crate::{backward, call, decode};
 
 /// What [`crate::Real`] is sealed by.
@@ -23,13 +24,15 @@ pub trait Compiled: Sized {
         saved: &mut [Self],
     );
 
-    /// [`Tape::backward`].
+    /// [`backward::backward_checked`].
     fn backward(
-        tape: &Tape<Self>,
+        recorded: Recorded<'_, Self>,
         inputs: &Inputs<'_, Self>,
-        grad_out: &[Self],
+        sizes: &Sizes,
+        grad_out: View<'_, Self>,
         grad_state: Option<&State<Self>>,
-    ) -> Result<Grads<Self>, Error>;
+        grads: GradsMut<'_, Self>,
+    ) -> State<Self>;
 
     /// [`Decoder::step`].
     fn step(decoder: &mut Decoder<Self>, inputs: &Inputs<'_, Self>, out: &mut [Self]) -> Result<(), Error>;
@@ -51,12 +54,14 @@ macro_rules! compiled {
             }
 
             fn backward(
-                tape: &Tape<Self>,
+                recorded: Recorded<'_, Self>,
                 inputs: &Inputs<'_, Self>,
-                grad_out: &[Self],
+                sizes: &Sizes,
+                grad_out: View<'_, Self>,
                 grad_state: Option<&State<Self>>,
-            ) -> Result<Grads<Self>, Error> {
-                backward::backward_of(tape, inputs, grad_out, grad_state)
+                grads: GradsMut<'_, Self>,
+            ) -> State<Self> {
+                backward::backward_checked(recorded, inputs, sizes, grad_out, grad_state, grads)
             }
 
             fn step(decoder: &mut Decoder<Self>, inputs: &Inputs<'_, Self>, out: &mut [Self]) -> Result<(), Error> {

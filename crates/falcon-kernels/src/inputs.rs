@@ -171,7 +171,8 @@ fn fits<F>(sizes: &[usize]) -> bool {
     numbers.is_some_and(|numbers| numbers <= isize::MAX as usize / size_of::<F>())
 }
 
-fn shape<F: Real>(
+/// Refuses a tensor of another shape.
+pub(crate) fn shape<F: Real>(
     tensor: &'static str,
     view: &View<'_, F>,
     expected: [usize; 3],

@@ -140,7 +140,7 @@ mod state;
 mod step;
 mod view;
 
-pub use backward::{Grads, Tape, backward, record};
+pub use backward::{Grads, GradsMut, Recorded, Tape, backward, backward_into, record, record_into, saved_len};
 pub use call::{Realised, coefficients, forward};
 pub use decode::Decoder;
 pub use error::{Error, RuleError};

@@ -29,6 +29,15 @@ pub struct View<'a, F> {
     data: &'a [F],
     shape: [usize; 3],
     strides: [usize; 2],
+    /// Where tokens do not lie at one stride: those of each sequence of a batch do.
+    batch: Option<Batch>,
+}
+
+/// Sequences of equal length at a stride of their own.
+#[derive(Clone, Copy, Debug)]
+struct Batch {
+    time: usize,
+    stride: usize,
 }
 
 impl<'a, F: Real> View<'a, F> {
@@ -38,7 +47,7 @@ impl<'a, F: Real> View<'a, F> {
         let needed = shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
         match needed {
             Some(needed) if needed == data.len() => {
-                Ok(Self { data, shape, strides: [heads.saturating_mul(dim), dim] })
+                Ok(Self { data, shape, strides: [heads.saturating_mul(dim), dim], batch: None })
             }
             needed => Err(Error::View { shape, strides: None, needed, got: data.len() }),
         }
@@ -57,14 +66,49 @@ impl<'a, F: Real> View<'a, F> {
                 .and_then(|start| start.checked_add(dim))
         };
         match needed {
-            Some(needed) if needed <= data.len() => Ok(Self { data, shape, strides }),
+            Some(needed) if needed <= data.len() => Ok(Self { data, shape, strides, batch: None }),
             needed => Err(Error::View { shape, strides: Some(strides), needed, got: data.len() }),
+        }
+    }
+
+    /// A batch `[batch, time, heads, dim]` as `[batch·time, heads, dim]`, with the distance from one sequence, from one
+    /// token, and from one head, to the next. Any strides will do, so a batch stored as `[batch, heads, time, dim]` is
+    /// read where it lies.
+    pub fn batched(data: &'a [F], shape: [usize; 4], strides: [usize; 3]) -> Result<Self, Error> {
+        let [sequences, time, heads, dim] = shape;
+        let [stride, token, head] = strides;
+        let Some(tokens) = sequences.checked_mul(time) else {
+            let shape = [usize::MAX, heads, dim];
+            return Err(Error::View { shape, strides: Some([token, head]), needed: None, got: data.len() });
+        };
+        if sequences <= 1 || time.checked_mul(token) == Some(stride) {
+            return Self::strided(data, [tokens, heads, dim], [token, head]);
+        }
+        if time <= 1 {
+            return Self::strided(data, [tokens, heads, dim], [stride, head]);
+        }
+        // The last sequence has to fit, and with it all the others.
+        let start = (sequences - 1).checked_mul(stride).filter(|start| *start <= data.len());
+        let last = start.map(|start| Self::strided(&data[start..], [time, heads, dim], [token, head]));
+        match last {
+            Some(Ok(_)) => Ok(Self {
+                data,
+                shape: [tokens, heads, dim],
+                strides: [token, head],
+                batch: Some(Batch { time, stride }),
+            }),
+            _ => Err(Error::View {
+                shape: [tokens, heads, dim],
+                strides: Some([token, head]),
+                needed: None,
+                got: data.len(),
+            }),
         }
     }
 
     /// One number per head, the same for all `tokens`: a fixed decay.
     pub fn per_head(data: &'a [F], tokens: usize) -> Self {
-        Self { data, shape: [tokens, data.len(), 1], strides: [0, 1] }
+        Self { data, shape: [tokens, data.len(), 1], strides: [0, 1], batch: None }
     }
 
     /// `[tokens, heads, dim]`.
@@ -74,7 +118,11 @@ impl<'a, F: Real> View<'a, F> {
 
     /// The `dim` numbers of one token and head.
     pub(crate) fn row(&self, token: usize, head: usize) -> &'a [F] {
-        let start = token * self.strides[0] + head * self.strides[1];
+        let start = match self.batch {
+            None => token * self.strides[0],
+            Some(Batch { time, stride }) => token / time * stride + token % time * self.strides[0],
+        };
+        let start = start + head * self.strides[1];
         &self.data[start..start + self.shape[2]]
     }
 
@@ -82,7 +130,8 @@ impl<'a, F: Real> View<'a, F> {
     pub(crate) fn find(&self, bad: impl Fn(F) -> bool) -> Option<([usize; 3], F)> {
         let [tokens, heads, _] = self.shape;
         // A broadcast axis is looked at once.
-        let tokens = if self.strides[0] == 0 { tokens.min(1) } else { tokens };
+        let repeats = self.strides[0] == 0 && self.batch.is_none();
+        let tokens = if repeats { tokens.min(1) } else { tokens };
         (0..tokens).flat_map(|t| (0..heads).map(move |h| (t, h))).find_map(|(t, h)| {
             let row = self.row(t, h);
             row.iter().position(|x| bad(*x)).map(|i| ([t, h, i], row[i]))
@@ -101,6 +150,32 @@ mod tests {
         let view = View::strided(&data, [4, 3, 2], [2, 8]).unwrap();
         assert_eq!(view.row(1, 2), &[18.0, 19.0]);
         assert_eq!(View::per_head(&data[..3], 100).row(99, 2), &[2.0]);
+    }
+
+    #[test]
+    fn batches_are_read_where_they_lie() {
+        let data: Vec<f32> = (0..48).map(|i| i as f32).collect();
+        // [batch 2, time 4, heads 3, dim 2], stored as [batch, heads, time, dim].
+        let (shape, strides) = ([2, 4, 3, 2], [24, 2, 8]);
+        let view = View::batched(&data, shape, strides).unwrap();
+        assert_eq!(view.shape(), [8, 3, 2]);
+        for (batch, time, head) in [(0, 0, 0), (0, 3, 2), (1, 0, 0), (1, 3, 2)] {
+            let start = (24 * batch + 2 * time + 8 * head) as f32;
+            assert_eq!(view.row(4 * batch + time, head), &[start, start + 1.0]);
+        }
+        assert_eq!(view.find(|x| x == 47.0), Some(([7, 2, 1], 47.0)));
+        // Row-major, one sequence, and one token of each need no division.
+        for (shape, strides) in
+            [([2, 4, 3, 2], [24, 6, 2]), ([1, 4, 3, 2], [99, 6, 2]), ([4, 1, 3, 2], [6, 99, 2])]
+        {
+            assert!(View::batched(&data, shape, strides).unwrap().batch.is_none());
+        }
+        // The same tokens for both sequences.
+        let repeated = View::batched(&data[..24], shape, [0, 2, 8]).unwrap();
+        assert_eq!(repeated.row(7, 2), &[22.0, 23.0]);
+        assert!(View::batched(&data[..47], shape, strides).is_err());
+        assert!(View::batched(&data, [2, 4, 3, 2], [usize::MAX, 2, 8]).is_err());
+        assert!(View::batched(&data, [usize::MAX, 4, 3, 2], strides).is_err());
     }
 
     #[test]

@@ -1,0 +1,257 @@
+//! Rules, as Python names them.
+
+use falcon_kernels::rule::{Align, Columns, Decay, Gain, Read};
+use falcon_kernels::{Form, Rule};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+/// A rule: one of ``falcon_fwa.RULES``, with some of its options changed.
+///
+/// Args:
+///     name: The rule to begin with.
+///     window: Pairs that each step writes.
+///     align: ``"next"`` pairs a value with the key before it, ``"same"`` with its own key.
+///     read: ``"after"`` or ``"before"`` the write of the same token.
+///     gain: What the gain is: ``"beta"``, ``"eta"``, or ``"unit"`` if there is none.
+///     decay: What the decay is: ``"scaled-ridge"``, ``"ridge"``, ``"gate"``, or ``"none"`` if there is none.
+///     detach: With ``"scaled-ridge"``: no gradient through the energy that scales it.
+///     eps: ``ε`` of the step size.
+///     gamma_floor: The least that a ridge leaves of the memory in a step.
+#[pyclass(name = "Rule", frozen, eq, hash, from_py_object, module = "falcon_fwa")]
+#[derive(Clone, Debug, PartialEq)]
+pub struct PyRule {
+    name: String,
+    pub rule: Rule,
+}
+
+impl std::hash::Hash for PyRule {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.spec().hash(state);
+    }
+}
+
+/// A choice of few words.
+fn choose<T: Copy>(name: &str, got: &str, choices: &[(&str, T)]) -> PyResult<T> {
+    choices.iter().find(|(word, _)| *word == got).map(|(_, value)| *value).ok_or_else(|| {
+        let words: Vec<String> = choices.iter().map(|(word, _)| format!("{word:?}")).collect();
+        PyValueError::new_err(format!("{name} must be one of {}, got {got:?}", words.join(", ")))
+    })
+}
+
+/// The word of a choice.
+fn word<T: Copy + PartialEq>(value: T, choices: &[(&'static str, T)]) -> &'static str {
+    choices.iter().find(|(_, known)| *known == value).map_or("other", |(word, _)| word)
+}
+
+const ALIGNS: [(&str, Align); 2] = [("next", Align::Next), ("same", Align::Same)];
+const READS: [(&str, Read); 2] = [("after", Read::After), ("before", Read::Before)];
+const GAINS: [(&str, Gain); 3] = [("beta", Gain::Beta), ("eta", Gain::Eta), ("unit", Gain::Unit)];
+const DECAYS: [(&str, Decay); 4] = [
+    ("scaled-ridge", Decay::ScaledRidge { detach: false }),
+    ("ridge", Decay::Ridge),
+    ("gate", Decay::Gate),
+    ("none", Decay::None),
+];
+
+#[pymethods]
+impl PyRule {
+    #[new]
+    #[pyo3(signature = (name, *, window=None, align=None, read=None, gain=None, decay=None, detach=None, eps=None,
+                        gamma_floor=None))]
+    #[allow(clippy::too_many_arguments)] // They are keywords in Python.
+    fn new(
+        name: &str,
+        window: Option<usize>,
+        align: Option<&str>,
+        read: Option<&str>,
+        gain: Option<&str>,
+        decay: Option<&str>,
+        detach: Option<bool>,
+        eps: Option<f64>,
+        gamma_floor: Option<f64>,
+    ) -> PyResult<Self> {
+        let mut rule = choose("rule", name, &Rule::ALL)?;
+        rule.window = window.unwrap_or(rule.window);
+        if let Some(got) = align {
+            rule.align = choose("align", got, &ALIGNS)?;
+        }
+        if let Some(got) = read {
+            rule.read = choose("read", got, &READS)?;
+        }
+        if let Some(got) = gain {
+            rule.gain = choose("gain", got, &GAINS)?;
+        }
+        let of_rule = matches!(rule.decay, Decay::ScaledRidge { detach: true });
+        if let Some(got) = decay {
+            rule.decay = choose("decay", got, &DECAYS)?;
+        }
+        match &mut rule.decay {
+            Decay::ScaledRidge { detach: value } => *value = detach.unwrap_or(of_rule),
+            _ if detach == Some(true) => {
+                return Err(PyValueError::new_err("detach=True needs decay=\"scaled-ridge\""));
+            }
+            _ => {}
+        }
+        rule.eps = eps.unwrap_or(rule.eps);
+        if gamma_floor.is_some() {
+            rule.clamp = gamma_floor;
+        }
+        rule.validate().map_err(|error| PyValueError::new_err(error.to_string()))?;
+        Ok(Self { name: name.into(), rule })
+    }
+
+    /// The rule that :attr:`spec` describes.
+    #[staticmethod]
+    #[pyo3(name = "parse")]
+    fn py_parse(spec: &str) -> PyResult<Self> {
+        parse(spec)
+    }
+
+    /// Everything about the rule in one line, for :meth:`parse`.
+    #[getter]
+    fn spec(&self) -> String {
+        let Rule { window, eps, clamp, .. } = self.rule;
+        let floor = clamp.map_or_else(|| "none".to_string(), |floor| format!("{floor:?}"));
+        format!(
+            "{} window={window} align={} read={} gain={} decay={} detach={} eps={eps:?} gamma_floor={floor}",
+            self.name,
+            self.align(),
+            self.read(),
+            self.gain(),
+            self.decay(),
+            self.detach(),
+        )
+    }
+
+    /// The rule it began with.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Pairs that each step writes.
+    #[getter]
+    fn window(&self) -> usize {
+        self.rule.window
+    }
+
+    /// ``"next"`` or ``"same"``.
+    #[getter]
+    fn align(&self) -> &'static str {
+        word(self.rule.align, &ALIGNS)
+    }
+
+    /// ``"after"`` or ``"before"``.
+    #[getter]
+    fn read(&self) -> &'static str {
+        word(self.rule.read, &READS)
+    }
+
+    /// ``"beta"``, ``"eta"`` or ``"unit"``.
+    #[getter]
+    fn gain(&self) -> &'static str {
+        word(self.rule.gain, &GAINS)
+    }
+
+    /// ``"scaled-ridge"``, ``"ridge"``, ``"gate"`` or ``"none"``.
+    #[getter]
+    fn decay(&self) -> &'static str {
+        match self.rule.decay {
+            Decay::ScaledRidge { .. } => "scaled-ridge",
+            other => word(other, &DECAYS),
+        }
+    }
+
+    /// Whether no gradient passes through the energy that scales a ridge.
+    #[getter]
+    fn detach(&self) -> bool {
+        matches!(self.rule.decay, Decay::ScaledRidge { detach: true })
+    }
+
+    /// ``ε`` of the step size.
+    #[getter]
+    fn eps(&self) -> f64 {
+        self.rule.eps
+    }
+
+    /// The least that a ridge leaves of the memory in a step; ``None`` if there is no least.
+    #[getter]
+    fn gamma_floor(&self) -> Option<f64> {
+        self.rule.clamp
+    }
+
+    /// Whether every column of the value has its own gain.
+    #[getter]
+    fn per_column(&self) -> bool {
+        self.rule.columns == Columns::Each
+    }
+
+    /// Whether a write first takes out what the memory already says of its key.
+    #[getter]
+    fn erases(&self) -> bool {
+        self.rule.erases()
+    }
+
+    /// Whether reads are divided by the total weight; the memory then has one more column.
+    #[getter]
+    fn normalised(&self) -> bool {
+        self.rule.normaliser.is_some()
+    }
+
+    /// Tokens that a form works on at once, between two memories that it saves; ``None`` if a whole sequence.
+    fn stretch(&self, form: &str, chunk_size: usize) -> PyResult<Option<usize>> {
+        Ok(form_of(form, chunk_size)?.stretch(&self.rule))
+    }
+
+    fn __repr__(&self) -> String {
+        let (name, rest) =
+            self.spec().split_once(' ').map(|(a, b)| (a.to_string(), b.to_string())).unwrap_or_default();
+        format!("Rule({name:?}, {})", rest.replace(' ', ", "))
+    }
+
+    fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<(Py<PyAny>, (String,))> {
+        Ok((slf.get_type().getattr("parse")?.unbind(), (slf.get().spec(),)))
+    }
+}
+
+/// The form of a name.
+pub fn form_of(name: &str, chunk_size: usize) -> PyResult<Form> {
+    let forms = [
+        ("chunked", Form::Chunked { chunk: chunk_size }),
+        ("recurrent", Form::Recurrent),
+        ("masked", Form::Masked),
+    ];
+    match choose("form", name, &forms)? {
+        Form::Chunked { chunk: 0 } => Err(PyValueError::new_err("chunk_size must be 1 at least, got 0")),
+        form => Ok(form),
+    }
+}
+
+/// Reads what [`PyRule::spec`] wrote.
+pub fn parse(spec: &str) -> PyResult<PyRule> {
+    let wrong = |what: &str| PyValueError::new_err(format!("not a rule: {what:?} in {spec:?}"));
+    let mut words = spec.split(' ');
+    let name = words.next().unwrap_or_default();
+    let mut made = PyRule { name: name.into(), rule: choose("rule", name, &Rule::ALL)? };
+    let (rule, mut detached) = (&mut made.rule, false);
+    for word in words {
+        let (key, value) = word.split_once('=').ok_or_else(|| wrong(word))?;
+        match key {
+            "window" => rule.window = value.parse().map_err(|_| wrong(word))?,
+            "align" => rule.align = choose(key, value, &ALIGNS)?,
+            "read" => rule.read = choose(key, value, &READS)?,
+            "gain" => rule.gain = choose(key, value, &GAINS)?,
+            "decay" => rule.decay = choose(key, value, &DECAYS)?,
+            "detach" => detached = value == "true",
+            "eps" => rule.eps = value.parse().map_err(|_| wrong(word))?,
+            "gamma_floor" if value == "none" => rule.clamp = None,
+            "gamma_floor" => rule.clamp = Some(value.parse().map_err(|_| wrong(word))?),
+            _ => return Err(wrong(word)),
+        }
+    }
+    if let Decay::ScaledRidge { detach } = &mut rule.decay {
+        *detach = detached;
+    }
+    rule.validate().map_err(|error| PyValueError::new_err(error.to_string()))?;
+    Ok(made)
+}

@@ -1,0 +1,382 @@
+//! The calls: forward, backward, one token.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use falcon_kernels::rule::Decay;
+use falcon_kernels::{
+    Decoder, Error, Form, GradsMut, Inputs, Real, Recorded, Rule, Sizes, State, View, backward_into, record_into,
+};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::array::{Array, Element, refused};
+use crate::rule::{form_of, parse};
+use crate::threads::on_threads;
+
+type Object<'py> = Bound<'py, PyAny>;
+/// Queries, keys, values, gains, decays.
+type InputObjects<'py> = (Object<'py>, Object<'py>, Object<'py>, Option<Object<'py>>, Option<Object<'py>>);
+/// Memory, last key, tail keys, tail values, and how many pairs the tail has and whether there was a token before.
+type StateObjects<'py> = (Object<'py>, Object<'py>, Object<'py>, Object<'py>, Object<'py>);
+/// Gradients of memory, last key, tail keys and tail values.
+type GradStateObjects<'py> = (Object<'py>, Object<'py>, Object<'py>, Object<'py>);
+
+/// The inputs of a call.
+struct InputArrays {
+    q: Array,
+    k: Array,
+    v: Array,
+    gain: Option<Array>,
+    decay: Option<Array>,
+    /// Where sequences begin and end.
+    offsets: Vec<usize>,
+}
+
+impl InputArrays {
+    fn new(objects: InputObjects<'_>, cu_seqlens: Option<&Object<'_>>) -> PyResult<Self> {
+        let (q, k, v, gain, decay) = objects;
+        let optional =
+            |name, object: Option<Object<'_>>| object.map(|object| Array::new(name, &object)).transpose();
+        let q = Array::new("q", &q)?;
+        let &[batch, time, _, _] = q.shape() else {
+            let message = format!("q must be [batch, time, heads, dim], got {:?}", q.shape());
+            return Err(PyValueError::new_err(message));
+        };
+        let offsets = match cu_seqlens {
+            None => (0..=batch).map(|sequence| sequence * time).collect(),
+            Some(object) => {
+                let array = Array::new("cu_seqlens", object)?;
+                let numbers = array.slice::<i64>()?.iter().map(|number| usize::try_from(*number));
+                numbers
+                    .collect::<Result<_, _>>()
+                    .map_err(|_| PyValueError::new_err("cu_seqlens must not have negative numbers"))?
+            }
+        };
+        let (gain, decay) = (optional("gain", gain)?, optional("decay", decay)?);
+        Ok(Self { q, k: Array::new("k", &k)?, v: Array::new("v", &v)?, gain, decay, offsets })
+    }
+
+    fn views<F: Element + Real>(&self) -> PyResult<Inputs<'_, F>> {
+        fn optional<F: Element + Real>(array: Option<&Array>) -> PyResult<Option<View<'_, F>>> {
+            array.map(Array::view).transpose()
+        }
+        Ok(Inputs {
+            q: self.q.view()?,
+            k: self.k.view()?,
+            v: self.v.view()?,
+            gain: optional(self.gain.as_ref())?,
+            decay: optional(self.decay.as_ref())?,
+            offsets: &self.offsets,
+        })
+    }
+
+    /// A refusal in the words of the caller: `[batch, time, …]` instead of tokens, `ridge` where the decay is one.
+    fn refused(&self, rule: &Rule, error: &Error) -> PyErr {
+        match error {
+            Error::Range { tensor, index, value, meaning, low, high } => {
+                let time = self.q.shape()[1].max(1);
+                let (token, rest) = (index[0], &index[1..]);
+                // A single gain has no axis of its own in Python.
+                let rest = if self.array(tensor).is_some_and(|array| array.shape().len() == 3) {
+                    &rest[..1]
+                } else {
+                    rest
+                };
+                let index = [token / time, token % time].into_iter().chain(rest.iter().copied()).collect();
+                let ridge = *tensor == "decay" && !matches!(rule.decay, Decay::Gate);
+                let tensor = if ridge { "ridge" } else { tensor };
+                let (value, low, high) = (*value, *low, *high);
+                refused(&Error::Range { tensor, index, value, meaning, low, high })
+            }
+            other => refused(other),
+        }
+    }
+
+    fn array(&self, name: &str) -> Option<&Array> {
+        match name {
+            "gain" => self.gain.as_ref(),
+            "decay" => self.decay.as_ref(),
+            _ => None,
+        }
+    }
+}
+
+/// The arrays of a state: memory, last key, tail keys, tail values, and `[sequences, 2]` whole numbers: whether there was
+/// a token before, and how many pairs the tail has.
+struct StateArrays([Array; 5]);
+
+impl StateArrays {
+    fn new((memory, last_key, tail_key, tail_value, counts): StateObjects<'_>) -> PyResult<Self> {
+        Ok(Self([
+            Array::new("memory", &memory)?,
+            Array::new("last_key", &last_key)?,
+            Array::new("tail_key", &tail_key)?,
+            Array::new("tail_value", &tail_value)?,
+            Array::new("counts", &counts)?,
+        ]))
+    }
+
+    fn read<F: Element + Real>(&self, rule: &Rule, sizes: &Sizes) -> PyResult<State<F>> {
+        let mut state = State::fresh(rule, sizes);
+        let shapes = state.shapes();
+        let [memory, last_key, tail_key, tail_value, counts] = &self.0;
+        let arrays = [memory, last_key, tail_key, tail_value];
+        let parts = [&mut state.memory, &mut state.last_key, &mut state.tail_x, &mut state.tail_v];
+        for ((part, array), shape) in parts.into_iter().zip(arrays).zip(&shapes) {
+            if array.shape() != shape {
+                let message = format!("the state has shape {:?} where {shape:?} is needed", array.shape());
+                return Err(PyValueError::new_err(message));
+            }
+            part.copy_from_slice(array.slice()?);
+        }
+        if counts.shape() != [sizes.sequences, 2] {
+            let message =
+                format!("the counts of the state must be [{}, 2], got {:?}", sizes.sequences, counts.shape());
+            return Err(PyValueError::new_err(message));
+        }
+        for (sequence, counts) in counts.slice::<i64>()?.chunks_exact(2).enumerate() {
+            state.started[sequence] = counts[0] != 0;
+            state.tail_len[sequence] = usize::try_from(counts[1])
+                .map_err(|_| PyValueError::new_err("the tail of a state has a negative length"))?;
+        }
+        Ok(state)
+    }
+
+    fn write<F: Element + Real>(&mut self, state: &State<F>) -> PyResult<()> {
+        let [memory, last_key, tail_key, tail_value, counts] = &mut self.0;
+        let parts = [&state.memory, &state.last_key, &state.tail_x, &state.tail_v];
+        for (array, part) in [memory, last_key, tail_key, tail_value].into_iter().zip(parts) {
+            copy_into(array, part)?;
+        }
+        let numbers = state.started.iter().zip(&state.tail_len);
+        let numbers: Vec<i64> = numbers.flat_map(|(started, tail)| [i64::from(*started), *tail as i64]).collect();
+        copy_into(counts, &numbers)
+    }
+}
+
+fn copy_into<F: Element>(array: &mut Array, numbers: &[F]) -> PyResult<()> {
+    let into = array.slice_mut()?;
+    if into.len() != numbers.len() {
+        let message = format!("a result has {} numbers where {} are needed", into.len(), numbers.len());
+        return Err(PyValueError::new_err(message));
+    }
+    into.copy_from_slice(numbers);
+    Ok(())
+}
+
+/// Runs `work` without the interpreter, and turns a panic into an exception.
+fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> PyResult<T> + Send) -> PyResult<T> {
+    let said = |panic: &(dyn Any + Send)| match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+        (Some(text), _) => (*text).to_string(),
+        (_, Some(text)) => text.clone(),
+        _ => "unknown".into(),
+    };
+    py.detach(|| {
+        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+            let message = format!("a bug in falcon_fwa, please report it: {}", said(&*panic));
+            Err(PyRuntimeError::new_err(message))
+        })
+    })
+}
+
+/// Calls a generic function with the number type of an array.
+macro_rules! by_number {
+    ($array:expr, $call:ident($($argument:expr),* $(,)?)) => {
+        if $array.is::<f32>() {
+            $call::<f32>($($argument),*)
+        } else if $array.is::<f64>() {
+            $call::<f64>($($argument),*)
+        } else {
+            Err(PyTypeError::new_err("q must be float32 or float64"))
+        }
+    };
+}
+
+/// Runs a rule. Everything that is written to has been made by the caller.
+#[pyfunction]
+#[allow(clippy::too_many_arguments)] // Python's side, which is the only caller, gives them in order.
+pub fn forward(
+    py: Python<'_>,
+    rule: &str,
+    form: &str,
+    chunk_size: usize,
+    inputs: InputObjects<'_>,
+    cu_seqlens: Option<Object<'_>>,
+    state: StateObjects<'_>,
+    out: Object<'_>,
+    final_state: StateObjects<'_>,
+    saved: Option<Object<'_>>,
+    threads: usize,
+) -> PyResult<()> {
+    let (rule, form) = (parse(rule)?.rule, form_of(form, chunk_size)?);
+    let inputs = InputArrays::new(inputs, cu_seqlens.as_ref())?;
+    let (state, mut out) = (StateArrays::new(state)?, Array::new("out", &out)?);
+    let mut final_state = StateArrays::new(final_state)?;
+    let mut saved = saved.map(|saved| Array::new("saved", &saved)).transpose()?;
+    detached(py, || {
+        by_number!(
+            inputs.q,
+            run_forward(&rule, form, &inputs, &state, &mut out, &mut final_state, saved.as_mut(), threads)
+        )
+    })
+}
+
+#[allow(clippy::too_many_arguments)] // One call, for each number type.
+fn run_forward<F: Element + Real>(
+    rule: &Rule,
+    form: Form,
+    arrays: &InputArrays,
+    state: &StateArrays,
+    out: &mut Array,
+    final_state: &mut StateArrays,
+    saved: Option<&mut Array>,
+    threads: usize,
+) -> PyResult<()> {
+    let inputs = arrays.views::<F>()?;
+    let sizes = inputs.check(rule).map_err(|error| arrays.refused(rule, &error))?;
+    let mut state = state.read(rule, &sizes)?;
+    let out = out.slice_mut()?;
+    let done = match saved {
+        None => on_threads(threads, || falcon_kernels::forward(rule, form, &inputs, &mut state, out))?,
+        Some(saved) => {
+            let needed = falcon_kernels::saved_len(rule, form, &inputs).map_err(|error| refused(&error))?;
+            let saved = saved.slice_mut()?;
+            let length = saved.len();
+            let saved = saved.get_mut(..needed).ok_or_else(|| {
+                PyValueError::new_err(format!("saved has {length} numbers, {needed} are needed"))
+            })?;
+            on_threads(threads, || record_into(rule, form, &inputs, &mut state, out, saved))?
+        }
+    };
+    done.map_err(|error| arrays.refused(rule, &error))?;
+    final_state.write(&state)
+}
+
+/// The gradients of what `forward` computed and saved. Those of `q`, `k` and `v` are added to what is there.
+#[pyfunction]
+#[allow(clippy::too_many_arguments)] // Python's side, which is the only caller, gives them in order.
+pub fn backward(
+    py: Python<'_>,
+    rule: &str,
+    form: &str,
+    chunk_size: usize,
+    inputs: InputObjects<'_>,
+    cu_seqlens: Option<Object<'_>>,
+    state: StateObjects<'_>,
+    saved: Object<'_>,
+    grad_out: Object<'_>,
+    grad_final: Option<GradStateObjects<'_>>,
+    grads: InputObjects<'_>,
+    grad_state: StateObjects<'_>,
+    threads: usize,
+) -> PyResult<()> {
+    let (rule, form) = (parse(rule)?.rule, form_of(form, chunk_size)?);
+    let inputs = InputArrays::new(inputs, cu_seqlens.as_ref())?;
+    let (state, saved) = (StateArrays::new(state)?, Array::new("saved", &saved)?);
+    let grad_out = Array::new("grad_out", &grad_out)?;
+    let grad_final = grad_final.map(|(memory, last_key, tail_key, tail_value)| -> PyResult<_> {
+        Ok([
+            Array::new("gradient of memory", &memory)?,
+            Array::new("gradient of last_key", &last_key)?,
+            Array::new("gradient of tail_key", &tail_key)?,
+            Array::new("gradient of tail_value", &tail_value)?,
+        ])
+    });
+    let grad_final = grad_final.transpose()?;
+    let mut grads = InputArrays::new(grads, None)?;
+    let mut grad_state = StateArrays::new(grad_state)?;
+    let call = Backward { rule: &rule, form, arrays: &inputs, state: &state, saved: &saved, grad_out: &grad_out };
+    detached(py, || {
+        by_number!(inputs.q, run_backward(call, grad_final.as_ref(), &mut grads, &mut grad_state, threads))
+    })
+}
+
+/// What was computed.
+#[derive(Clone, Copy)]
+struct Backward<'a> {
+    rule: &'a Rule,
+    form: Form,
+    arrays: &'a InputArrays,
+    state: &'a StateArrays,
+    saved: &'a Array,
+    grad_out: &'a Array,
+}
+
+fn run_backward<F: Element + Real>(
+    call: Backward<'_>,
+    grad_final: Option<&[Array; 4]>,
+    grads: &mut InputArrays,
+    grad_state: &mut StateArrays,
+    threads: usize,
+) -> PyResult<()> {
+    let Backward { rule, form, arrays, state, saved, grad_out } = call;
+    let inputs = arrays.views::<F>()?;
+    let sizes = inputs.check(rule).map_err(|error| arrays.refused(rule, &error))?;
+    let state = state.read::<F>(rule, &sizes)?;
+    let grad_final = grad_final.map(|arrays| -> PyResult<_> {
+        // Of the right sizes; which pairs the outgoing tail has follows from the incoming state.
+        let mut grad = state.zeros_like();
+        let parts = [&mut grad.memory, &mut grad.last_key, &mut grad.tail_x, &mut grad.tail_v];
+        for (part, array) in parts.into_iter().zip(arrays) {
+            let numbers = array.slice::<F>()?;
+            if numbers.len() != part.len() {
+                return Err(PyValueError::new_err("the gradient of a state has another size than the state"));
+            }
+            part.copy_from_slice(numbers);
+        }
+        Ok(grad)
+    });
+    let grad_final = grad_final.transpose()?;
+    let needed = falcon_kernels::saved_len(rule, form, &inputs).map_err(|error| refused(&error))?;
+    let memories = saved.slice::<F>()?.get(..needed).ok_or_else(|| {
+        PyValueError::new_err("saved is shorter than what a forward pass over these inputs leaves")
+    })?;
+    let recorded = Recorded { rule, form, state: &state, memories };
+    let grad_out = grad_out.view::<F>()?;
+    let incoming = {
+        let InputArrays { q, k, v, gain, decay, .. } = grads;
+        let (mut none, mut no) = ([], []);
+        let into = GradsMut {
+            q: q.slice_mut()?,
+            k: k.slice_mut()?,
+            v: v.slice_mut()?,
+            gain: gain.as_mut().map_or(Ok(&mut none[..]), |array| array.slice_mut())?,
+            decay: decay.as_mut().map_or(Ok(&mut no[..]), |array| array.slice_mut())?,
+        };
+        on_threads(threads, || backward_into(recorded, &inputs, grad_out, grad_final.as_ref(), into))?
+            .map_err(|error| refused(&error))?
+    };
+    grad_state.write(&incoming)
+}
+
+/// One token of each sequence, by the decoder: one pass over the memory, on the calling thread.
+#[pyfunction]
+pub fn step(
+    py: Python<'_>,
+    rule: &str,
+    inputs: InputObjects<'_>,
+    state: StateObjects<'_>,
+    out: Object<'_>,
+    final_state: StateObjects<'_>,
+) -> PyResult<()> {
+    let rule = parse(rule)?.rule;
+    let inputs = InputArrays::new(inputs, None)?;
+    let (state, mut out) = (StateArrays::new(state)?, Array::new("out", &out)?);
+    let mut final_state = StateArrays::new(final_state)?;
+    detached(py, || by_number!(inputs.q, run_step(&rule, &inputs, &state, &mut out, &mut final_state)))
+}
+
+fn run_step<F: Element + Real>(
+    rule: &Rule,
+    arrays: &InputArrays,
+    state: &StateArrays,
+    out: &mut Array,
+    final_state: &mut StateArrays,
+) -> PyResult<()> {
+    let inputs = arrays.views::<F>()?;
+    let sizes = inputs.check(rule).map_err(|error| arrays.refused(rule, &error))?;
+    let mut decoder = Decoder::new(rule, state.read(rule, &sizes)?).map_err(|error| refused(&error))?;
+    decoder.step(&inputs, out.slice_mut()?).map_err(|error| arrays.refused(rule, &error))?;
+    final_state.write(decoder.state())
+}

@@ -1,0 +1,17 @@
+"""Falcon: fast-weight attention, sequence layers whose memory is a matrix that learns while it reads.
+
+- :func:`falcon_fwa.scan` and :func:`falcon_fwa.vjp` run a rule on NumPy arrays, or on any array that speaks DLPack.
+- :mod:`falcon_fwa.ops` has differentiable PyTorch operations; it needs ``torch``.
+
+Every rule keeps a matrix ``S`` for each head. At every token it takes one normalised gradient step that pairs a key ``x``
+with a value ``v``, and answers a query, ``o = Sᵀq``::
+
+    falcon-1    S ← γS + η x (v − Sᵀx)ᵀ        falcon-1a   S ← γS + η x vᵀ
+
+``falcon_fwa.RULES`` lists all of them, and :class:`falcon_fwa.Rule` is one of them with its options.
+"""
+
+from ._native import RULES, Rule, __version__
+from .arrays import Gradients, State, scan, vjp
+
+__all__ = ["RULES", "Gradients", "Rule", "State", "__version__", "scan", "vjp"]

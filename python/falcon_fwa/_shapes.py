@@ -1,0 +1,157 @@
+"""Shapes of a call: what fits together, and what is said where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ._native import Rule
+
+Shape = Sequence[int]
+
+
+class Sizes(NamedTuple):
+    """The sizes of a call.
+
+    ``sequences`` is the batch, or the number of packed sequences.
+    """
+
+    batch: int
+    time: int
+    heads: int
+    key_heads: int
+    dim_k: int
+    dim_v: int
+    sequences: int
+
+
+def resolve_rule(
+    rule: str | Rule,
+    *,
+    has_gain: bool = True,
+    has_decay: bool = True,
+    window: int | None = None,
+    align: str | None = None,
+    read: str | None = None,
+    gain_kind: str | None = None,
+    decay_kind: str | None = None,
+    detach: bool | None = None,
+    eps: float | None = None,
+    gamma_floor: float | None = None,
+) -> Rule:
+    """The rule that a call names, with its options; one that forgets by a ridge does not where none is given."""
+    if isinstance(rule, Rule):
+        given = (window, align, read, gain_kind, decay_kind, detach, eps, gamma_floor)
+        if any(option is not None for option in given):
+            raise TypeError("a Rule has its options already; give them to Rule(...), or name the rule by a string")
+        made = rule
+    else:
+        made = Rule(
+            rule,
+            window=window,
+            align=align,
+            read=read,
+            gain=gain_kind,
+            decay=decay_kind,
+            detach=detach,
+            eps=eps,
+            gamma_floor=gamma_floor,
+        )
+    if not has_decay and made.decay in ("ridge", "scaled-ridge"):
+        # Without a ridge nothing is forgotten.
+        made = Rule.parse(made.spec.replace(f"decay={made.decay}", "decay=none"))
+    for name, given, kind, absent in (
+        ("gain", has_gain, made.gain, "unit"),
+        ("ridge", has_decay, made.decay, "none"),
+    ):
+        if given and kind == absent:
+            raise ValueError(f"{name}: {made.name} takes none; leave it out")
+        if not given and kind != absent:
+            raise ValueError(f"{name}: {made.name} needs one ({kind}), got None")
+    return made
+
+
+def check_shapes(
+    rule: Rule,
+    q: Shape,
+    k: Shape,
+    v: Shape,
+    gain: Shape | None,
+    decay: Shape | None,
+    cu_seqlens: Shape | None,
+) -> Sizes:
+    """The sizes of a call.
+
+    Raises:
+        ValueError: Names the argument, both shapes, and what is wrong.
+    """
+    if len(q) != 4:
+        raise ValueError(f"q must be [batch, time, key heads, dim_k], got shape {list(q)}")
+    if len(v) != 4:
+        raise ValueError(f"v must be [batch, time, heads, dim_v], got shape {list(v)}")
+    batch, time, key_heads, dim_k = q
+    _, _, heads, dim_v = v
+    if tuple(k) != tuple(q):
+        raise ValueError(f"k must have the shape of q, {list(q)}, got {list(k)}")
+    if tuple(v[:2]) != (batch, time):
+        raise ValueError(f"v must have the batch and time of q, {[batch, time]}, got shape {list(v)}")
+    for name, size in (("key heads", key_heads), ("dim_k", dim_k), ("heads", heads), ("dim_v", dim_v)):
+        if size == 0:
+            raise ValueError(f"{name} must not be 0: q has shape {list(q)}, v {list(v)}")
+    if heads % key_heads != 0:
+        raise ValueError(f"the heads of v ({heads}) must be a multiple of those of q and k ({key_heads})")
+    for name, shape, per_column in (
+        ("gain", gain, rule.per_column),
+        ("ridge", decay, rule.per_column and rule.decay == "gate"),
+    ):
+        expected = (batch, time, heads, dim_v) if per_column else (batch, time, heads)
+        if shape is not None and tuple(shape) != expected:
+            meaning = "[batch, time, heads, dim_v]" if per_column else "[batch, time, heads]"
+            raise ValueError(f"{name} of {rule.name} must be {meaning} = {list(expected)}, got shape {list(shape)}")
+    sequences = batch
+    if cu_seqlens is not None:
+        if len(cu_seqlens) != 1 or cu_seqlens[0] < 1:
+            raise ValueError(f"cu_seqlens must be [sequences + 1], got shape {list(cu_seqlens)}")
+        if batch != 1:
+            raise ValueError(f"with cu_seqlens the batch must be 1 (sequences are packed along time), got {batch}")
+        sequences = cu_seqlens[0] - 1
+    return Sizes(batch, time, heads, key_heads, dim_k, dim_v, sequences)
+
+
+def state_shapes(rule: Rule, sizes: Sizes) -> tuple[tuple[int, ...], ...]:
+    """Shapes of memory, last key, tail keys, tail values and counts."""
+    columns = sizes.dim_v + int(rule.normalised)
+    tail = rule.window - 1
+    return (
+        (sizes.sequences, sizes.heads, sizes.dim_k, columns),
+        (sizes.sequences, sizes.key_heads, sizes.dim_k),
+        (sizes.sequences, tail, sizes.key_heads, sizes.dim_k),
+        (sizes.sequences, tail, sizes.heads, sizes.dim_v),
+        (sizes.sequences, 2),
+    )
+
+
+def check_state(rule: Rule, sizes: Sizes, state: Sequence[Shape]) -> None:
+    """Refuse a state of other sizes.
+
+    Raises:
+        ValueError: Names the part, and both shapes.
+    """
+    names = ("memory", "last_key", "tail_key", "tail_value", "counts")
+    if len(state) != len(names):
+        raise ValueError(f"initial_state must have the parts {', '.join(names)}, got {len(state)} parts")
+    for name, got, expected in zip(names, state, state_shapes(rule, sizes), strict=True):
+        if tuple(got) != expected:
+            raise ValueError(f"initial_state.{name} must be {list(expected)} for {rule.name}, got shape {list(got)}")
+
+
+def saved_numbers(rule: Rule, sizes: Sizes, form: str, chunk_size: int, packed: bool) -> int:
+    """How many numbers a forward pass saves for the backward pass, at most."""
+    size = sizes.heads * sizes.dim_k * (sizes.dim_v + int(rule.normalised))
+    stretch = rule.stretch(form, chunk_size)
+    if stretch is None:
+        return sizes.sequences * size
+    if packed:
+        # Where sequences end is not looked at: each may have one segment that is not full.
+        return (sizes.time // stretch + sizes.sequences) * size
+    return sizes.sequences * ((sizes.time + stretch - 1) // stretch) * size

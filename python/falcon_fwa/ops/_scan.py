@@ -1,0 +1,289 @@
+"""The PyTorch operators over the kernels: ``falcon_fwa::scan``, its backward, and ``falcon_fwa::step``.
+
+They are what :mod:`torch.library` asks for: functional, with shapes known without running (fake kernels), with autograd
+and vmap. Tensors come in with the strides they have; results come from PyTorch's allocator. bfloat16 and float16 are
+computed in float32.
+"""
+
+from __future__ import annotations
+
+# PyTorch reads the schema of an operator from annotations, and wants these spellings.
+from typing import List, Optional, Tuple  # noqa: UP035
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from .._native import Rule
+from .._shapes import Sizes, saved_numbers, state_shapes
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What a call computes in, and what its state is in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _rows(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """In the working type, with the numbers of a row side by side; anything else stays where it lies."""
+    tensor = tensor.detach().to(dtype)
+    sides = tensor.ndim < 4 or tensor.shape[-1] == 1 or tensor.stride(-1) == 1
+    return tensor if sides else tensor.contiguous()
+
+
+def _inputs(
+    q: Tensor, k: Tensor, v: Tensor, gain: Tensor | None, decay: Tensor | None
+) -> tuple[Inputs, torch.dtype]:
+    dtype = working_dtype(q.dtype)
+    q, k, v = (_rows(tensor, dtype) for tensor in (q, k, v))
+    return (q, k, v, *(None if tensor is None else _rows(tensor, dtype) for tensor in (gain, decay))), dtype
+
+
+def _sizes(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> Sizes:
+    batch, time, key_heads, dim_k = q.shape
+    heads, dim_v = v.shape[2:]
+    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return Sizes(batch, time, heads, key_heads, dim_k, dim_v, sequences)
+
+
+def _offsets(cu_seqlens: Tensor | None) -> Tensor | None:
+    return None if cu_seqlens is None else cu_seqlens.detach().to(device="cpu", dtype=torch.int64).contiguous()
+
+
+def _state(state: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    *numbers, counts = state
+    return (*(part.detach().to(dtype).contiguous() for part in numbers), counts.detach().contiguous())
+
+
+def _empty_state(rule: Rule, sizes: Sizes, like: Tensor) -> tuple[Tensor, ...]:
+    *numbers, counts = state_shapes(rule, sizes)
+    dtype = working_dtype(like.dtype)
+    return (*(like.new_empty(shape, dtype=dtype) for shape in numbers), like.new_empty(counts, dtype=torch.int64))
+
+
+@torch.library.custom_op("falcon_fwa::scan", mutates_args=(), device_types="cpu")
+def scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gain: Optional[Tensor],  # noqa: UP045
+    decay: Optional[Tensor],  # noqa: UP045
+    memory: Tensor,
+    last_key: Tensor,
+    tail_key: Tensor,
+    tail_value: Tensor,
+    counts: Tensor,
+    cu_seqlens: Optional[Tensor],  # noqa: UP045
+    rule: str,
+    form: str,
+    chunk_size: int,
+    save: bool,
+) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # noqa: UP006
+    """Outputs, the five parts of the final state, and what the backward pass needs (empty unless ``save``)."""
+    parsed, sizes = Rule.parse(rule), _sizes(q, v, cu_seqlens)
+    inputs, dtype = _inputs(q, k, v, gain, decay)
+    out = q.new_empty((sizes.batch, sizes.time, sizes.heads, sizes.dim_v), dtype=dtype)
+    final = _empty_state(parsed, sizes, q)
+    numbers = saved_numbers(parsed, sizes, form, chunk_size, cu_seqlens is not None) if save else 0
+    saved = q.new_empty(numbers, dtype=dtype)
+    state = _state((memory, last_key, tail_key, tail_value, counts), dtype)
+    _native.forward(
+        rule, form, chunk_size, inputs, _offsets(cu_seqlens), state, out, final, saved if save else None,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return out.to(v.dtype), *final, saved
+
+
+@scan.register_fake
+def _scan_fake(  # noqa: ANN202
+    q, k, v, gain, decay, memory, last_key, tail_key, tail_value, counts, cu_seqlens, rule, form, chunk_size, save  # noqa: ANN001
+):
+    parsed, sizes = Rule.parse(rule), _sizes(q, v, cu_seqlens)
+    out = v.new_empty((sizes.batch, sizes.time, sizes.heads, sizes.dim_v))
+    numbers = saved_numbers(parsed, sizes, form, chunk_size, cu_seqlens is not None) if save else 0
+    saved = q.new_empty((numbers,), dtype=working_dtype(q.dtype))
+    return out, *_empty_state(parsed, sizes, q), saved
+
+
+@torch.library.custom_op("falcon_fwa::scan_backward", mutates_args=(), device_types="cpu")
+def scan_backward(
+    grad_out: Tensor,
+    grad_final: List[Tensor],  # noqa: UP006
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gain: Optional[Tensor],  # noqa: UP045
+    decay: Optional[Tensor],  # noqa: UP045
+    memory: Tensor,
+    last_key: Tensor,
+    tail_key: Tensor,
+    tail_value: Tensor,
+    counts: Tensor,
+    cu_seqlens: Optional[Tensor],  # noqa: UP045
+    saved: Tensor,
+    rule: str,
+    form: str,
+    chunk_size: int,
+) -> List[Tensor]:  # noqa: UP006
+    """Gradients of q, k, v, gain and decay where they are given, then of memory, last key and both tails.
+
+    ``grad_final`` has the gradients of the four parts of the final state, or nothing where nothing depends on it.
+    """
+    parsed, sizes = Rule.parse(rule), _sizes(q, v, cu_seqlens)
+    inputs, dtype = _inputs(q, k, v, gain, decay)
+    grads = tuple(None if x is None else torch.zeros(x.shape, dtype=dtype) for x in inputs)
+    incoming = _empty_state(parsed, sizes, q)
+    state = _state((memory, last_key, tail_key, tail_value, counts), dtype)
+    final = tuple(part.detach().to(dtype).contiguous() for part in grad_final) or None
+    _native.backward(
+        rule, form, chunk_size, inputs, _offsets(cu_seqlens), state, saved.detach(), _rows(grad_out, dtype), final, grads,
+        incoming, torch.get_num_threads(),
+    )  # fmt: skip
+    given = [x for x in (q, k, v, gain, decay) if x is not None]
+    made = [grad for grad in grads if grad is not None]
+    of_inputs = [grad.to(x.dtype) for x, grad in zip(given, made, strict=True)]
+    parts = (memory, last_key, tail_key, tail_value)
+    return of_inputs + [grad.to(part.dtype) for part, grad in zip(parts, incoming[:4], strict=True)]
+
+
+@scan_backward.register_fake
+def _scan_backward_fake(  # noqa: ANN202
+    grad_out, grad_final, q, k, v, gain, decay, memory, last_key, tail_key, tail_value, counts, cu_seqlens, saved, rule,  # noqa: ANN001
+    form, chunk_size,  # noqa: ANN001
+):  # fmt: skip
+    given = [x for x in (q, k, v, gain, decay, memory, last_key, tail_key, tail_value) if x is not None]
+    return [x.new_empty(x.shape) for x in given]
+
+
+def _setup_context(ctx, inputs, output) -> None:  # noqa: ANN001
+    *tensors, rule, form, chunk_size, save = inputs
+    ctx.save_for_backward(*tensors, output[-1])
+    ctx.options, ctx.save = (rule, form, chunk_size), save
+    ctx.mark_non_differentiable(output[5], output[6])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, grad_out, *rest):  # noqa: ANN001, ANN002, ANN202
+    if not ctx.save:
+        raise RuntimeError("falcon_fwa::scan was called with save=False, and cannot be differentiated")
+    *tensors, saved = ctx.saved_tensors
+    q, v, state = tensors[0], tensors[2], tensors[5:9]
+    if grad_out is None:
+        grad_out = v.new_zeros((*v.shape[:2], *v.shape[2:]))
+    final = []
+    if any(grad is not None for grad in rest[:4]):
+        dtype = working_dtype(q.dtype)
+        final = [x.new_zeros(x.shape, dtype=dtype) if grad is None else grad for x, grad in zip(state, rest, strict=False)]
+    grads = iter(scan_backward(grad_out, final, *tensors, saved, *ctx.options))
+    of_tensors = [None if x is None else next(grads) for x in tensors[:9]]
+    return *of_tensors, None, None, None, None, None, None
+
+
+scan.register_autograd(_backward, setup_context=_setup_context)
+
+
+@torch.library.custom_op("falcon_fwa::step", mutates_args=(), device_types="cpu")
+def step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gain: Optional[Tensor],  # noqa: UP045
+    decay: Optional[Tensor],  # noqa: UP045
+    memory: Tensor,
+    last_key: Tensor,
+    tail_key: Tensor,
+    tail_value: Tensor,
+    counts: Tensor,
+    rule: str,
+) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # noqa: UP006
+    """One token of each sequence: outputs and the five parts of the final state. Has no gradient."""
+    parsed, sizes = Rule.parse(rule), _sizes(q, v, None)
+    inputs, dtype = _inputs(q, k, v, gain, decay)
+    out = q.new_empty((sizes.batch, sizes.time, sizes.heads, sizes.dim_v), dtype=dtype)
+    final = _empty_state(parsed, sizes, q)
+    _native.step(rule, inputs, _state((memory, last_key, tail_key, tail_value, counts), dtype), out, final)
+    return out.to(v.dtype), *final
+
+
+@step.register_fake
+def _step_fake(q, k, v, gain, decay, memory, last_key, tail_key, tail_value, counts, rule):  # noqa: ANN001, ANN202
+    parsed, sizes = Rule.parse(rule), _sizes(q, v, None)
+    return v.new_empty((sizes.batch, sizes.time, sizes.heads, sizes.dim_v)), *_empty_state(parsed, sizes, q)
+
+
+# --- vmap: the new axis becomes more sequences -----------------------------------------------------------------------
+
+
+def _front(size: int, tensor: Tensor | None, axis: int | None) -> Tensor | None:
+    """The mapped axis first; made where there is none."""
+    if tensor is None:
+        return None
+    return tensor.unsqueeze(0).expand(size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+
+
+def _fold_tokens(tensor: Tensor | None, packed: bool) -> Tensor | None:
+    """``[size, batch, time, …]`` as ``[size · batch, time, …]``, or, packed, as ``[1, size · time, …]``."""
+    if tensor is None:
+        return None
+    return tensor.flatten(1, 2).flatten(0, 1).unsqueeze(0) if packed else tensor.flatten(0, 1)
+
+
+def _unfold_tokens(tensor: Tensor, size: int, packed: bool) -> Tensor:
+    if packed:
+        return tensor.squeeze(0).unflatten(0, (size, -1)).unsqueeze(1)
+    return tensor.unflatten(0, (size, -1))
+
+
+def _fold_offsets(size: int, offsets: Tensor | None) -> Tensor | None:
+    """``[size, sequences + 1]`` as one list of ``size · sequences``."""
+    if offsets is None:
+        return None
+    offsets = offsets.to(torch.int64)
+    before = offsets[:, -1].cumsum(0) - offsets[:, -1]
+    moved = offsets + before.unsqueeze(1)
+    return torch.cat([moved[:, :-1].flatten(), moved[-1, -1:]])
+
+
+@scan.register_vmap
+def _scan_vmap(info, in_dims, *args):  # noqa: ANN001, ANN002, ANN202
+    tensors, options = args[:11], args[11:]
+    size = info.batch_size
+    front = [_front(size, tensor, axis) for tensor, axis in zip(tensors, in_dims, strict=False)]
+    packed = front[10] is not None
+    tokens = [_fold_tokens(tensor, packed) for tensor in front[:5]]
+    state = [part.flatten(0, 1) for part in front[5:10]]
+    out, *final, saved = scan(*tokens, *state, _fold_offsets(size, front[10]), *options)
+    # What is saved belongs to all of them; it is given back by the first.
+    saved = torch.cat([saved.unsqueeze(0), saved.new_zeros((size - 1, saved.shape[0]))])
+    parts = [part.unflatten(0, (size, -1)) for part in final]
+    return (_unfold_tokens(out, size, packed), *parts, saved), (0,) * 7
+
+
+@scan_backward.register_vmap
+def _scan_backward_vmap(info, in_dims, *args):  # noqa: ANN001, ANN002, ANN202
+    size = info.batch_size
+    (grad_out, grad_final, *tensors), options = args[:14], args[14:]
+    out_axis, final_axes, *axes = in_dims[:14]
+    front = [_front(size, tensor, axis) for tensor, axis in zip(tensors, axes, strict=True)]
+    packed = front[10] is not None
+    tokens = [_fold_tokens(tensor, packed) for tensor in front[:5]]
+    state = [part.flatten(0, 1) for part in front[5:10]]
+    grad_out = _fold_tokens(_front(size, grad_out, out_axis), packed)
+    if not isinstance(final_axes, list | tuple):
+        final_axes = [final_axes] * len(grad_final)
+    final = [_front(size, part, axis).flatten(0, 1) for part, axis in zip(grad_final, final_axes, strict=True)]
+    saved = front[11][0]
+    grads = scan_backward(grad_out, final, *tokens, *state, _fold_offsets(size, front[10]), saved, *options)
+    of_tokens, of_state = grads[:-4], grads[-4:]
+    back = [_unfold_tokens(grad, size, packed) for grad in of_tokens]
+    back += [grad.unflatten(0, (size, -1)) for grad in of_state]
+    return back, [0] * len(back)
+
+
+@step.register_vmap
+def _step_vmap(info, in_dims, *args):  # noqa: ANN001, ANN002, ANN202
+    tensors, rule = args[:10], args[10]
+    front = [_front(info.batch_size, tensor, axis) for tensor, axis in zip(tensors, in_dims, strict=False)]
+    folded = [None if tensor is None else tensor.flatten(0, 1) for tensor in front]
+    return tuple(part.unflatten(0, (info.batch_size, -1)) for part in step(*folded, rule)), (0,) * 6

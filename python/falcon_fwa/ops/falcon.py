@@ -1,0 +1,251 @@
+"""Any rule over sequences, and over one token."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._native import Rule
+from .._shapes import check_shapes, check_state, resolve_rule, state_shapes
+from . import _scan
+
+BACKENDS = ("kernels",)
+"""Ways to compute: ``kernels``, ours, on the CPU."""
+
+
+class FalconState(NamedTuple):
+    """What a continuation needs of the past, for each of ``N`` sequences; gradients pass through all but the counts."""
+
+    memory: Tensor
+    """``[N, heads, dim_k, dim_v]``; a normalised rule has one more column."""
+    last_key: Tensor
+    """``[N, key heads, dim_k]``: the key that the next value is paired with."""
+    tail_key: Tensor
+    """``[N, window − 1, key heads, dim_k]``: keys of the latest pairs, the oldest first."""
+    tail_value: Tensor
+    """``[N, window − 1, heads, dim_v]``: their values."""
+    counts: Tensor
+    """``[N, 2]``, int64: whether there was a token, and how many pairs the tail holds."""
+
+
+@torch.compiler.assume_constant_result
+def _resolve(name: str, *options: object) -> str:
+    """The rule of a call, as one line that an operator can take; compiled code has it as a constant."""
+    keys = ("has_gain", "has_decay", "window", "align", "read", "gain_kind", "decay_kind", "detach", "eps", "gamma_floor")
+    rule = Rule.parse(name) if " " in name else name
+    return resolve_rule(rule, **dict(zip(keys, options, strict=True))).spec
+
+
+@torch.compiler.assume_constant_result
+def _facts(spec: str) -> tuple[str, str, bool, bool, int]:
+    rule = Rule.parse(spec)
+    return rule.name, rule.decay, rule.per_column, rule.normalised, rule.window
+
+
+class _Facts(NamedTuple):
+    """What shapes depend on, of a rule: as plain values, which compiled code can follow."""
+
+    name: str
+    decay: str
+    per_column: bool
+    normalised: bool
+    window: int
+
+
+def backend_of(device: torch.device | str) -> str:
+    """Which backend :func:`falcon` takes for tensors on a device.
+
+    Raises:
+        NotImplementedError: There is none.
+    """
+    kind = torch.device(device).type
+    if kind != "cpu":
+        raise NotImplementedError(f"falcon_fwa has no kernels for {kind}; move the tensors to the CPU")
+    return "kernels"
+
+
+def _check(tensors: dict[str, Tensor | None]) -> None:
+    """Types and devices.
+
+    Raises:
+        TypeError: Not a tensor, or not of a type that is computed with.
+        ValueError: Not on the device of the queries.
+    """
+    q = tensors["q"]
+    for name, tensor in tensors.items():
+        if tensor is None and name in ("gain", "ridge"):
+            continue
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+        if tensor.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+            raise TypeError(f"{name} must be float32, float64, bfloat16 or float16, got {tensor.dtype}")
+        if tensor.device != q.device:
+            raise ValueError(f"{name} is on {tensor.device}, q on {q.device}; move one of them")
+        if name in ("k", "v") and tensor.dtype != q.dtype:
+            raise TypeError(f"{name} must have the dtype of q, {q.dtype}, got {tensor.dtype}")
+        if (tensor.dtype == torch.float64) != (q.dtype == torch.float64):
+            raise TypeError(f"{name} is {tensor.dtype} and q is {q.dtype}; only both or neither may be float64")
+
+
+def _check_offsets(cu_seqlens: Tensor | None) -> None:
+    if cu_seqlens is None:
+        return
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(f"cu_seqlens must be a tensor, got {type(cu_seqlens).__name__}")
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}")
+
+
+def fresh_state(rule: str | Rule, q: Tensor, v: Tensor, sequences: int | None = None, **options: object) -> FalconState:
+    """The state before any token, for inputs shaped as ``q`` and ``v``.
+
+    Args:
+        rule: One of ``falcon_fwa.RULES``, or a :class:`falcon_fwa.Rule`.
+        q: ``[batch, time, key heads, dim_k]``.
+        v: ``[batch, time, heads, dim_v]``.
+        sequences: How many; the batch if not given.
+        options: Options of the rule, as in :class:`falcon_fwa.Rule`.
+    """
+    rule = rule if isinstance(rule, Rule) else Rule(rule, **options)
+    return _fresh(_Facts(rule.name, rule.decay, rule.per_column, rule.normalised, rule.window), q, v, sequences)
+
+
+def _fresh(rule: _Facts | Rule, q: Tensor, v: Tensor, sequences: int | None) -> FalconState:
+    sizes = check_shapes(rule, q.shape, q.shape, v.shape, None, None, None)
+    sizes = sizes._replace(sequences=sizes.batch if sequences is None else sequences)
+    *numbers, counts = state_shapes(rule, sizes)
+    dtype = _scan.working_dtype(q.dtype)
+    return FalconState(*(q.new_zeros(shape, dtype=dtype) for shape in numbers), q.new_zeros(counts, dtype=torch.int64))
+
+
+def falcon(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gain: Tensor | None = None,
+    ridge: Tensor | None = None,
+    *,
+    rule: str | Rule = "falcon-1",
+    window: int | None = None,
+    align: str | None = None,
+    read: str | None = None,
+    gain_kind: str | None = None,
+    decay_kind: str | None = None,
+    detach: bool | None = None,
+    eps: float | None = None,
+    gamma_floor: float | None = None,
+    initial_state: FalconState | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    chunk_size: int = 64,
+    form: str = "chunked",
+) -> tuple[Tensor, FalconState | None]:
+    r"""Run a rule over sequences.
+
+    For Falcon-1, with ``x_t = k_{t−1}``, ``E = ‖x_t‖²``, ``λ = λ̄ E``::
+
+        η = β / (E + λ + ε)        γ = max(1 − ηλ, γ_floor)
+        S_t = γ S_{t−1} + η x_t (v_t − S_{t−1}ᵀ x_t)ᵀ        o_t = S_tᵀ q_t
+
+    Args:
+        q: Queries ``[batch, time, key heads, dim_k]``: float32, float64, bfloat16 or float16.
+        k: Keys, shaped as the queries. Value head ``h`` uses key head ``h // (heads // key_heads)``.
+        v: Values ``[batch, time, heads, dim_v]``.
+        gain: ``β ∈ [0, 2]`` or ``η ≥ 0`` ``[batch, time, heads]``, with one more axis of ``dim_v`` for per-column rules;
+            ``None`` for rules that have none.
+        ridge: The ridge ``λ̄ ≥ 0`` ``[batch, time, heads]`` of a Falcon rule, or the gate ``γ ∈ [0, 1]`` of a rule that has one.
+            ``None`` forgets nothing.
+        rule: One of ``falcon_fwa.RULES``, or a :class:`falcon_fwa.Rule`, which has the options below.
+        window: Pairs that each step writes.
+        align: ``"next"`` pairs a value with the key before it, ``"same"`` with its own key. The rule's own if not given.
+        read: ``"after"`` or ``"before"`` the write of the same token. The rule's own if not given.
+        gain_kind: Whether ``gain`` is ``"beta"`` or the step size ``"eta"`` itself. The rule's own if not given.
+        decay_kind: Whether ``ridge`` is a ``"scaled-ridge"``, a ``"ridge"`` or a ``"gate"``. The rule's own if not given.
+        detach: With a scaled ridge, no gradient through the energy that scales it. The rule's own if not given.
+        eps: ``ε`` of the step size.
+        gamma_floor: The least that a ridge leaves of the memory in a step.
+        initial_state: Where the sequences go on from; gradients pass through it.
+        output_final_state: Whether to return the state after the last token of each sequence.
+        cu_seqlens: ``[sequences + 1]``: where packed sequences begin, and the end of the last; the batch is then 1.
+        chunk_size: Tokens of a chunk. Results differ by rounding only.
+        form: ``"chunked"``, ``"recurrent"`` (the definition) or ``"masked"``. Results differ by rounding only.
+
+    Returns:
+        The outputs ``[batch, time, heads, dim_v]`` in the dtype of ``v``, and the final state or ``None``.
+
+    Raises:
+        ValueError: A shape, a device or a number that does not fit; the message names the argument.
+        TypeError: An argument that is no tensor, or of a dtype that is not computed with.
+    """
+    _check({"q": q, "k": k, "v": v, "gain": gain, "ridge": ridge})
+    _check_offsets(cu_seqlens)
+    backend_of(q.device)
+    name = rule.spec if isinstance(rule, Rule) else rule
+    options = (window, align, read, gain_kind, decay_kind, detach, eps, gamma_floor)
+    spec = _resolve(name, gain is not None, ridge is not None, *options)
+    facts = _Facts(*_facts(spec))
+    shapes = [None if x is None else x.shape for x in (gain, ridge, cu_seqlens)]
+    sizes = check_shapes(facts, q.shape, k.shape, v.shape, *shapes)
+    if initial_state is None:
+        initial_state = _fresh(facts, q, v, sizes.sequences)
+    else:
+        check_state(facts, sizes, [part.shape for part in initial_state])
+    tensors = (q, k, v, gain, ridge, *initial_state)
+    save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    out, *final, _ = _scan.scan(*tensors, cu_seqlens, spec, form, chunk_size, save)
+    return out, FalconState(*final) if output_final_state else None
+
+
+def falcon_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gain: Tensor | None = None,
+    ridge: Tensor | None = None,
+    *,
+    state: FalconState,
+    rule: str | Rule = "falcon-1",
+    window: int | None = None,
+    align: str | None = None,
+    read: str | None = None,
+    gain_kind: str | None = None,
+    decay_kind: str | None = None,
+    eps: float | None = None,
+    gamma_floor: float | None = None,
+) -> tuple[Tensor, FalconState]:
+    """One token of each sequence, for generation: as :func:`falcon` on a time of 1, but faster and without a gradient.
+
+    Args:
+        q: Queries ``[batch, 1, key heads, dim_k]``; the others as in :func:`falcon`, with a time of 1.
+        k: Keys.
+        v: Values.
+        gain: Gains, if the rule has them.
+        ridge: Ridges or gates, if the rule has them.
+        state: The state after the tokens so far; :func:`fresh_state` makes the first.
+        rule: The rule, and its options as in :func:`falcon`.
+        window: As in :func:`falcon`.
+        align: As in :func:`falcon`.
+        read: As in :func:`falcon`.
+        gain_kind: As in :func:`falcon`.
+        decay_kind: As in :func:`falcon`.
+        eps: As in :func:`falcon`.
+        gamma_floor: As in :func:`falcon`.
+
+    Returns:
+        The outputs ``[batch, 1, heads, dim_v]`` and the state after this token.
+    """
+    _check({"q": q, "k": k, "v": v, "gain": gain, "ridge": ridge})
+    backend_of(q.device)
+    name = rule.spec if isinstance(rule, Rule) else rule
+    options = (window, align, read, gain_kind, decay_kind, None, eps, gamma_floor)
+    spec = _resolve(name, gain is not None, ridge is not None, *options)
+    facts = _Facts(*_facts(spec))
+    shapes = [None if x is None else x.shape for x in (gain, ridge)]
+    sizes = check_shapes(facts, q.shape, k.shape, v.shape, *shapes, None)
+    if sizes.time != 1:
+        raise ValueError(f"falcon_step takes one token, got a time of {sizes.time}; falcon takes more")
+    check_state(facts, sizes, [part.shape for part in state])
+    out, *final = _scan.step(q, k, v, gain, ridge, *state, spec)
+    return out, FalconState(*final)
