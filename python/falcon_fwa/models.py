@@ -1,0 +1,329 @@
+"""Language models for Hugging Face transformers, of any preset: the same files as ``falcon train`` writes and reads.
+
+Importing this module registers them, so that ``AutoConfig`` and ``AutoModelForCausalLM`` open a checkpoint::
+
+    import falcon_fwa.models
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained("runs/books/checkpoints/step-002000")
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+try:
+    from transformers import (
+        AutoConfig,
+        AutoModel,
+        AutoModelForCausalLM,
+        GenerationMixin,
+        GradientCheckpointingLayer,
+        PreTrainedConfig,
+        PreTrainedModel,
+    )
+    from transformers.cache_utils import Cache, DynamicCache, LinearAttentionAndFullAttentionLayer
+    from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+except ImportError as error:  # pragma: no cover - exercised where transformers is not installed
+    raise ImportError("falcon_fwa.models needs transformers: pip install 'falcon-fwa[transformers]'") from error
+
+from .layers import FalconAttention, MixerOptions, Packing, RmsNorm
+
+_STATES = 6
+"""Tensors that a layer keeps of each sequence: memory, last key, two tails, counts, positions."""
+
+
+class FalconFwaCacheLayer(LinearAttentionAndFullAttentionLayer):
+    """What a cache of transformers keeps for a layer: a state that does not grow, and how many tokens went into it."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__(number_of_states=_STATES)
+        self.tokens = 0
+
+    def get_seq_length(self) -> int:
+        """Tokens so far, padding included: where ``generate`` goes on."""
+        return self.tokens
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self.tokens = 0
+
+
+class FalconFwaConfig(PreTrainedConfig):
+    """What a model is made of: the keys of ``config.json``, as ``falcon train`` writes them.
+
+    Args:
+        vocab_size: Tokens it knows.
+        hidden_size: Width of the residual stream.
+        num_hidden_layers: Blocks.
+        intermediate_size: Inner width of the SwiGLU; 0 leaves it out.
+        tie_word_embeddings: Whether the embedding is the output matrix, too.
+        initializer_range: Standard deviation of the initial embedding.
+        matrix_init: ``half-width`` (the authors') or ``fan-in``.
+        mup_base_width: The width at which learning rates and logits are not rescaled.
+        keys: Keys of the layer, as in :class:`falcon_fwa.layers.MixerOptions`, and those of every configuration.
+    """
+
+    model_type = "falcon_fwa"
+
+    def __init__(
+        self,
+        vocab_size: int = 256,
+        hidden_size: int = 256,
+        num_hidden_layers: int = 4,
+        intermediate_size: int = 704,
+        tie_word_embeddings: bool = True,
+        initializer_range: float = 0.02,
+        matrix_init: str = "half-width",
+        mup_base_width: int = 1024,
+        **keys: Any,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        self.intermediate_size = intermediate_size
+        self.initializer_range = initializer_range
+        self.matrix_init = matrix_init
+        self.mup_base_width = mup_base_width
+        own = {field.name for field in fields(MixerOptions)}
+        given = {name: keys.pop(name) for name in list(keys) if name in own}
+        if isinstance(given.get("lambda_init"), list):
+            given["lambda_init"] = tuple(given["lambda_init"])
+        for name, value in asdict(MixerOptions(**given)).items():
+            setattr(self, name, value)
+        super().__init__(tie_word_embeddings=tie_word_embeddings, **keys)
+
+    @property
+    def layer_types(self) -> list[str]:
+        """What caches of transformers are made by."""
+        kind = "full_attention" if self.mixer == "softmax" else "linear_attention"
+        return [kind] * self.num_hidden_layers
+
+    @property
+    def number_of_conv_states(self) -> int:
+        """Tensors that a layer of such a cache keeps."""
+        return _STATES
+
+
+class FalconFwaCache(Cache):
+    """The states of all layers, of fixed size; it knows how many tokens went into it, which ``generate`` asks."""
+
+    def __init__(self, config: FalconFwaConfig) -> None:
+        super().__init__(layers=[FalconFwaCacheLayer() for _ in range(config.num_hidden_layers)])
+
+
+def new_cache(config: FalconFwaConfig) -> Cache:
+    """An empty cache for a model: one that does not grow, unless it is softmax attention."""
+    return DynamicCache(config=config) if config.mixer == "softmax" else FalconFwaCache(config)
+
+
+class FalconFwaMlp(nn.Module):
+    """SwiGLU: ``W_down (SiLU(W_gate x) ⊙ W_up x)``."""
+
+    def __init__(self, hidden_size: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, inner, bias=False)
+        self.up_proj = nn.Linear(hidden_size, inner, bias=False)
+        self.down_proj = nn.Linear(inner, hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[…, hidden_size]`` to the same."""
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class FalconFwaBlock(GradientCheckpointingLayer):
+    """A mixer and a SwiGLU, each behind a norm and around a residual sum."""
+
+    def __init__(self, config: FalconFwaConfig, layer_idx: int) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.norm_eps
+        self.attn_norm = RmsNorm(width, eps)
+        options, layers = MixerOptions.of(config), config.num_hidden_layers
+        self.attn = FalconAttention(width, options=options, layer_idx=layer_idx, num_layers=layers)
+        if config.intermediate_size > 0:
+            self.mlp_norm = RmsNorm(width, eps)
+            self.mlp = FalconFwaMlp(width, config.intermediate_size)
+        else:
+            self.mlp_norm = self.mlp = None
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+        use_cache: bool,
+        cu_seqlens: Tensor | None,
+    ) -> Tensor:
+        """``[batch, time, hidden_size]`` to the same."""
+        mixed, _, _ = self.attn(
+            self.attn_norm(hidden_states), attention_mask, past_key_values, use_cache, cu_seqlens=cu_seqlens
+        )  # fmt: skip
+        hidden_states = hidden_states + mixed
+        return hidden_states if self.mlp is None else hidden_states + self.mlp(self.mlp_norm(hidden_states))
+
+
+class FalconFwaPreTrainedModel(PreTrainedModel):
+    """What both models have."""
+
+    config_class = FalconFwaConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ("FalconFwaBlock",)
+    _is_stateful = True
+    _supports_cache_class = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """The authors' initial values, or ``1/√fan_in``; layers make the others themselves."""
+        config = self.config
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=config.initializer_range)
+        elif isinstance(module, FalconFwaBlock):
+            branches = config.num_hidden_layers
+            if config.matrix_init == "fan-in" and config.intermediate_size > 0:
+                branches *= 2
+            for name, child in module.named_modules():
+                if isinstance(child, nn.Linear):
+                    width = child.in_features if config.matrix_init == "fan-in" else 4 * config.hidden_size
+                    last = name.endswith(("o_proj", "down_proj"))
+                    nn.init.normal_(child.weight, std=width**-0.5 / (branches**0.5 if last else 1))
+        elif isinstance(module, nn.Linear) and module is getattr(self, "lm_head", None):
+            nn.init.normal_(module.weight, std=config.initializer_range)
+
+
+class FalconFwaModel(FalconFwaPreTrainedModel):
+    """Embedding, blocks, and the last norm."""
+
+    def __init__(self, config: FalconFwaConfig) -> None:
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(FalconFwaBlock(config, index) for index in range(config.num_hidden_layers))
+        self.norm = RmsNorm(config.hidden_size, config.norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The embedding."""
+        return self.embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the embedding."""
+        self.embeddings = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        **_: Any,
+    ) -> BaseModelOutputWithPast:
+        """Hidden states ``[batch, time, hidden_size]`` of tokens ``[batch, time]``.
+
+        ``attention_mask`` is 0 for padding, which changes nothing; with ``cu_seqlens`` the batch is 1 and sequences are packed.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        time = x.shape[1]
+        use_cache = not self.training if use_cache is None else use_cache
+        if self.gradient_checkpointing and self.training:
+            use_cache = False
+        if use_cache and past_key_values is None:
+            past_key_values = new_cache(self.config)
+        packing, mask = None, attention_mask
+        if mask is not None and self.config.mixer != "softmax":
+            packing, mask = Packing.of(mask[:, -time:]), None
+            if packing is not None:
+                if cu_seqlens is not None:
+                    raise ValueError("attention_mask and cu_seqlens both say where sequences are; give one")
+                x, cu_seqlens = packing.pack(x), packing.cu_seqlens
+        seen = []
+        for layer in self.layers:
+            seen.append(x)
+            x = layer(x, mask, past_key_values, use_cache, cu_seqlens)
+        if use_cache and self.config.mixer != "softmax":
+            for layer in past_key_values.layers:
+                if isinstance(layer, FalconFwaCacheLayer):
+                    layer.tokens += time
+        x = self.norm(x)
+        seen.append(x)
+        if packing is not None:
+            x, seen = packing.unpack(x), [packing.unpack(x) for x in seen] if output_hidden_states else seen
+        return BaseModelOutputWithPast(
+            last_hidden_state=x,
+            past_key_values=past_key_values if use_cache else None,
+            hidden_states=tuple(seen) if output_hidden_states else None,
+        )
+
+
+class FalconFwaForCausalLM(FalconFwaPreTrainedModel, GenerationMixin):
+    """A language model."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}  # noqa: RUF012
+
+    def __init__(self, config: FalconFwaConfig) -> None:
+        super().__init__(config)
+        self.model = FalconFwaModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        if self.config.mixer != "softmax" and generation_config.use_cache and "past_key_values" not in model_kwargs:
+            model_kwargs["past_key_values"] = new_cache(self.config)
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """The output matrix."""
+        return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        """Replace the output matrix."""
+        self.lm_head = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits ``[batch, time, vocab_size]``, and the loss of ``labels`` (shifted here, ``−100`` is not asked)."""
+        outputs = self.model(
+            input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, cu_seqlens, output_hidden_states
+        )  # fmt: skip
+        hidden = outputs.last_hidden_state
+        if isinstance(logits_to_keep, Tensor):
+            hidden = hidden[:, logits_to_keep]
+        elif logits_to_keep > 0:
+            hidden = hidden[:, -logits_to_keep:]
+        # Width scaling: logits of a wide model are as large as those of a narrow one.
+        logits = self.lm_head(hidden * (self.config.mup_base_width / self.config.hidden_size))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
+        )
+
+
+AutoConfig.register("falcon_fwa", FalconFwaConfig, exist_ok=True)
+AutoModel.register(FalconFwaConfig, FalconFwaModel, exist_ok=True)
+AutoModelForCausalLM.register(FalconFwaConfig, FalconFwaForCausalLM, exist_ok=True)
