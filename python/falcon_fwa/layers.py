@@ -305,6 +305,9 @@ class FalconAttention(nn.Module):
         if attention_mask is not None and cu_seqlens is None and not self.options.softmax:
             packing = Packing.of(attention_mask[:, -hidden_states.shape[1] :])
         x = hidden_states
+        if attention_mask is not None and self.options.softmax and self.options.conv_size > 0:
+            # Padding is not packed away here; zeros are what a convolution has before the first token.
+            x = x * attention_mask[:, -x.shape[1] :].unsqueeze(-1).to(x.dtype)
         if packing is not None:
             x, cu_seqlens = packing.pack(x), packing.cu_seqlens
         cache = past_key_values.layers[self.layer_idx] if past_key_values is not None else None
@@ -327,7 +330,8 @@ class FalconAttention(nn.Module):
         v = v.view(batch, time, o.num_heads, o.head_v_dim)
         positions = None
         if o.rope_theta is not None:
-            positions = _Past(cache, keep).positions(x, cu_seqlens, attention_mask if o.softmax else None)
+            mask = attention_mask if o.softmax else None
+            positions = _Past(cache, keep).positions(x, cu_seqlens, mask, o.softmax)
         q, k, v = self._features(q, k, v, positions)
         if o.softmax:
             read = self._attend(q, k, v, cache if keep or cache is not None else None, keep, cu_seqlens, attention_mask)
@@ -504,20 +508,20 @@ class _Past:
             for index, part in enumerate(state):
                 self.cache.update_recurrent_state(part.detach(), state_idx=index)
 
-    def positions(self, x: Tensor, cu_seqlens: Tensor | None, mask: Tensor | None) -> Tensor:
+    def positions(self, x: Tensor, cu_seqlens: Tensor | None, mask: Tensor | None, softmax: bool) -> Tensor:
         """Of every token in its sequence, ``[batch, time]``."""
         batch, time = x.shape[:2]
         if mask is not None:
             # Softmax attention keeps padding in its cache.
             return (mask.to(torch.int64).cumsum(1) - 1).clamp_min(0)[:, -time:]
-        if self.cache is not None and not hasattr(self.cache, "recurrent_states"):
-            # Softmax attention without padding.
-            return (torch.arange(time, device=x.device) + self.cache.get_seq_length()).expand(batch, time)
-        start = self._recurrent(self.POSITIONS)
+        if softmax:
+            start = 0 if self.cache is None else self.cache.get_seq_length()
+            if cu_seqlens is None:
+                return (torch.arange(time, device=x.device) + start).expand(batch, time)
         lengths = x.new_full((batch,), time, dtype=torch.int64) if cu_seqlens is None else cu_seqlens.diff()
-        if start is None:
-            start = torch.zeros_like(lengths)
-        if self.keep:
+        start = None if softmax else self._recurrent(self.POSITIONS)
+        start = torch.zeros_like(lengths) if start is None else start.clone()
+        if self.keep and not softmax:
             self.cache.update_recurrent_state(start + lengths, state_idx=self.POSITIONS)
         if cu_seqlens is None:
             return torch.arange(time, device=x.device) + start.unsqueeze(1)

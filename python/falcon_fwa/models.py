@@ -27,7 +27,7 @@ try:
         PreTrainedConfig,
         PreTrainedModel,
     )
-    from transformers.cache_utils import Cache, DynamicCache, LinearAttentionAndFullAttentionLayer
+    from transformers.cache_utils import Cache, LinearAttentionAndFullAttentionLayer
     from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 except ImportError as error:  # pragma: no cover - exercised where transformers is not installed
     raise ImportError("falcon_fwa.models needs transformers: pip install 'falcon-fwa[transformers]'") from error
@@ -39,7 +39,10 @@ _STATES = 6
 
 
 class FalconFwaCacheLayer(LinearAttentionAndFullAttentionLayer):
-    """What a cache of transformers keeps for a layer: a state that does not grow, and how many tokens went into it."""
+    """What a cache of transformers keeps for a layer.
+
+    A rule has a state that does not grow; softmax attention has keys and values, which do. How many tokens went into it is counted.
+    """
 
     def __init__(self, **_: Any) -> None:
         super().__init__(number_of_states=_STATES)
@@ -48,6 +51,14 @@ class FalconFwaCacheLayer(LinearAttentionAndFullAttentionLayer):
     def get_seq_length(self) -> int:
         """Tokens so far, padding included: where ``generate`` goes on."""
         return self.tokens
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Take the states of other sequences, as a beam search does."""
+        if self.is_initialized:
+            self.keys, self.values = self.keys.index_select(0, beam_idx), self.values.index_select(0, beam_idx)
+        for states in (self.conv_states, self.recurrent_states):
+            for index, state in states.items():
+                states[index] = None if state is None else state.index_select(0, beam_idx)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -112,15 +123,10 @@ class FalconFwaConfig(PreTrainedConfig):
 
 
 class FalconFwaCache(Cache):
-    """The states of all layers, of fixed size; it knows how many tokens went into it, which ``generate`` asks."""
+    """The states of all layers; it knows how many tokens went into it, which ``generate`` asks."""
 
     def __init__(self, config: FalconFwaConfig) -> None:
         super().__init__(layers=[FalconFwaCacheLayer() for _ in range(config.num_hidden_layers)])
-
-
-def new_cache(config: FalconFwaConfig) -> Cache:
-    """An empty cache for a model: one that does not grow, unless it is softmax attention."""
-    return DynamicCache(config=config) if config.mixer == "softmax" else FalconFwaCache(config)
 
 
 class FalconFwaMlp(nn.Module):
@@ -239,7 +245,7 @@ class FalconFwaModel(FalconFwaPreTrainedModel):
         if self.gradient_checkpointing and self.training:
             use_cache = False
         if use_cache and past_key_values is None:
-            past_key_values = new_cache(self.config)
+            past_key_values = FalconFwaCache(self.config)
         packing, mask = None, attention_mask
         if mask is not None and self.config.mixer != "softmax":
             packing, mask = Packing.of(mask[:, -time:]), None
@@ -251,7 +257,7 @@ class FalconFwaModel(FalconFwaPreTrainedModel):
         for layer in self.layers:
             seen.append(x)
             x = layer(x, mask, past_key_values, use_cache, cu_seqlens)
-        if use_cache and self.config.mixer != "softmax":
+        if use_cache:
             for layer in past_key_values.layers:
                 if isinstance(layer, FalconFwaCacheLayer):
                     layer.tokens += time
@@ -280,8 +286,8 @@ class FalconFwaForCausalLM(FalconFwaPreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        if self.config.mixer != "softmax" and generation_config.use_cache and "past_key_values" not in model_kwargs:
-            model_kwargs["past_key_values"] = new_cache(self.config)
+        if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = FalconFwaCache(self.config)
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
 
     def get_output_embeddings(self) -> nn.Linear:

@@ -10,6 +10,7 @@ use falcon_lm::evaluate::ExamText;
 
 use crate::bench::BenchArgs;
 use crate::eval::EvalArgs;
+use crate::export::ExportArgs;
 use crate::generate::GenerateArgs;
 use crate::report::ReportArgs;
 use crate::reproduce::ReproduceArgs;
@@ -49,6 +50,8 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Learn a tokenizer from text.
     Tokenizer(TokenizerArgs),
+    /// Write a trained model as a folder that Hugging Face's transformers open.
+    Export(ExportArgs),
     /// Compare runs in one HTML page.
     Report(ReportArgs),
     /// Run one rule over the tensors of a file, and write what it computed to another.

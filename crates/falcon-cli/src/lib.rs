@@ -3,6 +3,7 @@
 pub mod args;
 pub mod bench;
 pub mod eval;
+pub mod export;
 pub mod generate;
 mod interrupt;
 pub mod memory;

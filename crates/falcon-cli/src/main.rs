@@ -8,7 +8,7 @@ use clap::{CommandFactory, Parser};
 use falcon_cli::args::{Cli, Command, ScanArgs};
 use falcon_cli::progress::with_spinner;
 use falcon_cli::scan::{self, Options, Report, ScanError};
-use falcon_cli::{bench, eval, generate, memory, report, reproduce, tokenizer, train};
+use falcon_cli::{bench, eval, export, generate, memory, report, reproduce, tokenizer, train};
 use falcon_lm::train::Outcome;
 
 /// Bad input or an output that cannot be written; clap uses the same for bad arguments.
@@ -24,6 +24,7 @@ fn main() -> ExitCode {
         Command::Eval(args) => code(eval::run(&args)),
         Command::Generate(args) => code(generate::run(&args)),
         Command::Tokenizer(args) => code(tokenizer::run(&args).map(|()| Outcome::Finished)),
+        Command::Export(args) => code(export::run(&args).map(|()| Outcome::Finished)),
         Command::Report(args) => code(report::run(&args).map(|()| Outcome::Finished)),
         Command::Bench(args) => code(bench::run(&args).map(|()| Outcome::Finished)),
         Command::Scan(args) => match scan(&args) {

@@ -461,8 +461,42 @@ pub(crate) fn between(name: &'static str, value: usize, least: usize, most: usiz
     Err(ConfigError::Number { name, range: format!("from {least} to {most}"), got: value.to_string() })
 }
 
-/// Keys of `config.json` that say nothing about the model.
-const FOREIGN: [&str; 4] = ["model_type", "architectures", "torch_dtype", "transformers_version"];
+/// Keys of `config.json` that other programs write, and that say nothing about what the model computes.
+const FOREIGN: [&str; 19] = [
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "dtype",
+    "eos_token_id",
+    "id2label",
+    "is_encoder_decoder",
+    "label2id",
+    "model_type",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "problem_type",
+    "return_dict",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+];
+
+/// What Hugging Face's transformers know the models by; the Python package `falcon_fwa` registers it.
+const MODEL_TYPE: &str = "falcon_fwa";
+/// The class of the Python package that opens them.
+const ARCHITECTURE: &str = "FalconFwaForCausalLM";
+
+/// `config.json`: the configuration, and what it is of.
+#[derive(Serialize)]
+struct ConfigFile<'a> {
+    model_type: &'static str,
+    architectures: [&'static str; 1],
+    #[serde(flatten)]
+    config: &'a ModelConfig,
+}
 
 impl ModelConfig {
     /// Everything that can be wrong.
@@ -487,7 +521,8 @@ impl ModelConfig {
 
     /// As `config.json` has it.
     pub fn to_json(&self) -> String {
-        serde_json::to_string_pretty(self).expect("a configuration is plain data")
+        let file = ConfigFile { model_type: MODEL_TYPE, architectures: [ARCHITECTURE], config: self };
+        serde_json::to_string_pretty(&file).expect("a configuration is plain data")
     }
 
     /// Reads `config.json`. Unknown keys are refused, but for those that other programs add: a misspelt one would go unnoticed.

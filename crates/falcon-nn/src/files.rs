@@ -293,7 +293,9 @@ fn serialise(arrays: &NamedArrays) -> Vec<u8> {
     let views = bytes.iter().map(|(name, shape, data)| {
         (name.as_str(), TensorView::new(Dtype::F32, shape.to_vec(), data).expect("as many bytes as the shape has"))
     });
-    safetensors::serialize(views, None).expect("names and views are valid")
+    // Without it, transformers refuse the file.
+    let about = std::collections::HashMap::from([("format".to_string(), "pt".to_string())]);
+    safetensors::serialize(views, Some(about)).expect("names and views are valid")
 }
 
 /// How names begin of what is not yet in its place.

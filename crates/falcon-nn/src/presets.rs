@@ -9,7 +9,7 @@ use crate::config::{
 };
 
 /// Names of all presets.
-pub const PRESETS: [&str; 16] = [
+pub const PRESETS: [&str; 17] = [
     "falcon-1a.1",
     "falcon-1a.2",
     "falcon-1a.3",
@@ -19,6 +19,7 @@ pub const PRESETS: [&str; 16] = [
     "falcon-2.3",
     "falcon-3.1",
     "falcon-3.3",
+    "falcon-1a-deep",
     "transformer",
     "linear-attention",
     "retnet",
@@ -92,8 +93,8 @@ fn size(name: &str) -> Result<Size, ConfigError> {
 }
 
 impl MixerConfig {
-    /// A mixer by name, for a residual stream of `hidden` numbers: as in the paper, or to be changed from there. `mamba2` has heads of its own,
-    /// and does not look at `heads`.
+    /// A mixer by name, for a residual stream of `hidden` numbers: as in the paper, or to be changed from there. Those without
+    /// a SwiGLU beside them, `mamba2` and `falcon-1a-deep`, have heads of their own and do not look at `heads`.
     pub fn preset(name: &str, hidden: usize, heads: usize) -> Result<Self, ConfigError> {
         let wrong =
             |name, range: String, got: usize| Err(ConfigError::Number { name, range, got: got.to_string() });
@@ -105,8 +106,7 @@ impl MixerConfig {
             return wrong("num_heads", "1 at least".into(), heads);
         }
         between("hidden_size", hidden, 1, WIDEST)?;
-        // Mamba-2 has heads of its own.
-        if name != "mamba2" && !hidden.is_multiple_of(heads) {
+        if !stands_alone(name) && !hidden.is_multiple_of(heads) {
             return wrong("hidden_size", format!("a multiple of num_heads = {heads}"), hidden);
         }
         Self::of_heads(name, hidden, heads, hidden / heads)
@@ -154,6 +154,18 @@ impl MixerConfig {
             output_gate: OutputGate::AfterNorm,
             ..base(rule)
         };
+        // Mamba-2's block: everything is in the mixer, which is twice as wide as the residual stream.
+        let alone = |rule: &str| Self {
+            num_heads: 2 * hidden / 64.min(2 * hidden),
+            num_key_heads: 1,
+            head_dim: 128.min(hidden),
+            head_v_dim: 64.min(2 * hidden),
+            conv_activation: Activation::Silu,
+            output_norm: OutputNorm::All,
+            output_gate: OutputGate::BeforeNorm,
+            value_skip: true,
+            ..base(rule)
+        };
         let config = match name {
             "falcon-1a.1" => falcon("falcon-1a", QkNorm::L2, GainGate::Beta),
             "falcon-1a.2" => falcon("falcon-1a", QkNorm::L2, GainGate::Eta),
@@ -199,22 +211,24 @@ impl MixerConfig {
                 ..base("retnet")
             },
             // Dao and Gu: twice the width, one group of B and C, no SwiGLU beside it.
-            "mamba2" if 2 * hidden > 64 && !hidden.is_multiple_of(32) => {
+            "mamba2" | "falcon-1a-deep" if 2 * hidden > 64 && !hidden.is_multiple_of(32) => {
                 return wrong("hidden_size", "a multiple of 32, half the width of a Mamba-2 head".into(), hidden);
             }
             "mamba2" => Self {
-                num_heads: 2 * hidden / 64.min(2 * hidden),
-                num_key_heads: 1,
-                head_dim: 128.min(hidden),
-                head_v_dim: 64.min(2 * hidden),
-                conv_activation: Activation::Silu,
                 qk_norm: QkNorm::None,
                 gain: GainGate::Delta,
                 decay: DecayGate::Selective,
-                output_norm: OutputNorm::All,
-                output_gate: OutputGate::BeforeNorm,
-                value_skip: true,
-                ..base("mamba-2")
+                ..alone("mamba-2")
+            },
+            // Ours: the rule and the gates of Falcon-1A.1, with a ridge that is spread over the heads, in Mamba-2's
+            // block. Half as many layers again for the parameters of the SwiGLU.
+            "falcon-1a-deep" => Self {
+                align: Align::Next,
+                qk_norm: QkNorm::L2,
+                gain: GainGate::Beta,
+                decay: DecayGate::Lambda,
+                lambda_init: [0.0067, 0.119],
+                ..alone("falcon-1a")
             },
             // Yang et al.: SiLU after the convolution, keys of length 1.
             "deltanet" => Self {
@@ -245,6 +259,11 @@ impl MixerConfig {
     }
 }
 
+/// Whether a preset has no SwiGLU beside its mixer, and more layers instead.
+fn stands_alone(preset: &str) -> bool {
+    matches!(preset, "mamba2" | "falcon-1a-deep")
+}
+
 /// What SwiGLU widths are multiples of, where they make up for a mixer's parameters.
 const STEP: f64 = 8.0;
 
@@ -255,13 +274,13 @@ impl ModelConfig {
         let size = size(size_name)?;
         let (base, other) = name.split_once('@').map_or((name, None), |(base, other)| (base, Some(other)));
         let mut mixer = MixerConfig::of_heads(base, size.hidden, size.heads, size.head_dim)?;
-        let layers = if base == "mamba2" { size.alone } else { size.layers };
+        let layers = if stands_alone(base) { size.alone } else { size.layers };
         if let Some(other) = other {
             let other = Self::preset(other, size_name, vocab_size)?;
             mixer.match_memory(&other.mixer, other.num_hidden_layers as f64 / layers as f64)?;
         }
         let intermediate_size = match (base, size.transformer) {
-            ("mamba2", _) => 0,
+            (base, _) if stands_alone(base) => 0,
             ("transformer", Some(given)) => given,
             _ => {
                 let falcon = MixerConfig::of_heads("falcon-1a.3", size.hidden, size.heads, size.head_dim)?;

@@ -110,7 +110,7 @@ impl Array {
     pub fn view<F: Element + Real>(&self) -> PyResult<View<'_, F>> {
         let (shape, strides) = match (self.shape.as_slice(), self.strides.as_slice()) {
             (&[batch, time, heads], &[b, t, h]) => ([batch, time, heads, 1], [b, t, h]),
-            (&[batch, time, heads, dim], &[b, t, h, d]) if d == 1 || dim <= 1 => {
+            (&[batch, time, heads, dim], &[b, t, h, d]) if d == 1 || dim <= 1 || self.shape.contains(&0) => {
                 ([batch, time, heads, dim], [b, t, h])
             }
             (&[_, _, _, _], _) => {

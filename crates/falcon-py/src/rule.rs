@@ -17,6 +17,7 @@ use pyo3::prelude::*;
 ///     detach: With ``"scaled-ridge"``: no gradient through the energy that scales it.
 ///     eps: ``ε`` of the step size.
 ///     gamma_floor: The least that a ridge leaves of the memory in a step.
+///     normaliser_eps: ``ε`` that is added to the total weight, for rules that divide by it.
 #[pyclass(name = "Rule", frozen, eq, hash, from_py_object, module = "falcon_fwa")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct PyRule {
@@ -57,7 +58,7 @@ const DECAYS: [(&str, Decay); 4] = [
 impl PyRule {
     #[new]
     #[pyo3(signature = (name, *, window=None, align=None, read=None, gain=None, decay=None, detach=None, eps=None,
-                        gamma_floor=None))]
+                        gamma_floor=None, normaliser_eps=None))]
     #[allow(clippy::too_many_arguments)] // They are keywords in Python.
     fn new(
         name: &str,
@@ -69,6 +70,7 @@ impl PyRule {
         detach: Option<bool>,
         eps: Option<f64>,
         gamma_floor: Option<f64>,
+        normaliser_eps: Option<f64>,
     ) -> PyResult<Self> {
         let mut rule = choose("rule", name, &Rule::ALL)?;
         rule.window = window.unwrap_or(rule.window);
@@ -96,6 +98,13 @@ impl PyRule {
         if gamma_floor.is_some() {
             rule.clamp = gamma_floor;
         }
+        match (&mut rule.normaliser, normaliser_eps) {
+            (Some(normaliser), Some(eps)) => normaliser.eps = eps,
+            (None, Some(_)) => {
+                return Err(PyValueError::new_err(format!("normaliser_eps: {name} divides by no total weight")));
+            }
+            (_, None) => {}
+        }
         rule.validate().map_err(|error| PyValueError::new_err(error.to_string()))?;
         Ok(Self { name: name.into(), rule })
     }
@@ -112,8 +121,9 @@ impl PyRule {
     fn spec(&self) -> String {
         let Rule { window, eps, clamp, .. } = self.rule;
         let floor = clamp.map_or_else(|| "none".to_string(), |floor| format!("{floor:?}"));
+        let normaliser = self.rule.normaliser.map_or_else(String::new, |n| format!(" normaliser_eps={:?}", n.eps));
         format!(
-            "{} window={window} align={} read={} gain={} decay={} detach={} eps={eps:?} gamma_floor={floor}",
+            "{} window={window} align={} read={} gain={} decay={} detach={} eps={eps:?} gamma_floor={floor}{normaliser}",
             self.name,
             self.align(),
             self.read(),
@@ -178,6 +188,12 @@ impl PyRule {
     #[getter]
     fn gamma_floor(&self) -> Option<f64> {
         self.rule.clamp
+    }
+
+    /// ``ε`` that is added to the total weight; ``None`` if nothing is divided by it.
+    #[getter]
+    fn normaliser_eps(&self) -> Option<f64> {
+        self.rule.normaliser.map(|normaliser| normaliser.eps)
     }
 
     /// Whether every column of the value has its own gain.
@@ -246,6 +262,10 @@ pub fn parse(spec: &str) -> PyResult<PyRule> {
             "eps" => rule.eps = value.parse().map_err(|_| wrong(word))?,
             "gamma_floor" if value == "none" => rule.clamp = None,
             "gamma_floor" => rule.clamp = Some(value.parse().map_err(|_| wrong(word))?),
+            "normaliser_eps" => match &mut rule.normaliser {
+                Some(normaliser) => normaliser.eps = value.parse().map_err(|_| wrong(word))?,
+                None => return Err(wrong(word)),
+            },
             _ => return Err(wrong(word)),
         }
     }

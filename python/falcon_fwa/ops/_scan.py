@@ -265,16 +265,25 @@ def _scan_backward_vmap(info, in_dims, *args):  # noqa: ANN001, ANN002, ANN202
     size = info.batch_size
     (grad_out, grad_final, *tensors), options = args[:14], args[14:]
     out_axis, final_axes, *axes = in_dims[:14]
+    if not isinstance(final_axes, list | tuple):
+        final_axes = [final_axes] * len(grad_final)
+    grad_out = _front(size, grad_out, out_axis)
+    final = [_front(size, part, axis) for part, axis in zip(grad_final, final_axes, strict=True)]
     front = [_front(size, tensor, axis) for tensor, axis in zip(tensors, axes, strict=True)]
+    if axes[-1] is None:
+        # One forward pass and many gradients: what it saved belongs to each of them.
+        def one(index: int) -> list[Tensor]:
+            of_one = [None if tensor is None else tensor[index] for tensor in front]
+            return scan_backward(grad_out[index], [part[index] for part in final], *of_one, *options)
+
+        back = [torch.stack(grads) for grads in zip(*(one(index) for index in range(size)), strict=True)]
+        return back, [0] * len(back)
     packed = front[10] is not None
     tokens = [_fold_tokens(tensor, packed) for tensor in front[:5]]
     state = [part.flatten(0, 1) for part in front[5:10]]
-    grad_out = _fold_tokens(_front(size, grad_out, out_axis), packed)
-    if not isinstance(final_axes, list | tuple):
-        final_axes = [final_axes] * len(grad_final)
-    final = [_front(size, part, axis).flatten(0, 1) for part, axis in zip(grad_final, final_axes, strict=True)]
-    saved = front[11][0]
-    grads = scan_backward(grad_out, final, *tokens, *state, _fold_offsets(size, front[10]), saved, *options)
+    folded = [part.flatten(0, 1) for part in final]
+    offsets = _fold_offsets(size, front[10])
+    grads = scan_backward(_fold_tokens(grad_out, packed), folded, *tokens, *state, offsets, front[11][0], *options)
     of_tokens, of_state = grads[:-4], grads[-4:]
     back = [_unfold_tokens(grad, size, packed) for grad in of_tokens]
     back += [grad.unflatten(0, (size, -1)) for grad in of_state]

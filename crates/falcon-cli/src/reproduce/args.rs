@@ -197,7 +197,7 @@ pub(super) const LANGUAGE: &str = "\
 SCALES
 
   quick   4 models of 0.9M parameters, 0.4M tokens, 100 questions of each benchmark
-  small   11 models of 1.3M parameters, 4M tokens, 500 questions of each benchmark
+  small   12 models of 1.3M parameters, 4M tokens, 500 questions of each benchmark
   paper   10 models of 130M parameters, 49.2 billion tokens, all questions; give it GPT-2's
           tokenizer, and a machine: --estimate says how long this one would take
 

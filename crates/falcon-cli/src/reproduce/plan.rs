@@ -196,7 +196,7 @@ mod tests {
         let small = &SCALES[1];
         assert_eq!(small.search, Some(Search::SMALL));
         plan(&[], small, |plan| {
-            assert_eq!((plan.searches.len(), plan.runs.len()), (11, 33));
+            assert_eq!((plan.searches.len(), plan.runs.len()), (12, 36));
             for FamilySearch { family, grid, trials } in &plan.searches {
                 assert_eq!((grid, trials.len()), (&plan.searches[0].grid, 6), "{}", family.base.name);
                 for (point, trial) in grid.iter().zip(trials) {
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn timings_share_a_search() {
         plan(&["--ablation", "timing", "--seeds", "1"], &SCALES[1], |plan| {
-            assert_eq!((plan.searches.len(), plan.runs.len()), (10, 40));
+            assert_eq!((plan.searches.len(), plan.runs.len()), (11, 44));
             assert!(plan.searches.iter().all(|search| search.family.rows.len() == 4 && search.trials.len() == 6));
             let names: Vec<&str> = plan.runs[..4].iter().map(|run| run.row.name.as_str()).collect();
             let expected = [("next", "after"), ("same", "after"), ("next", "before"), ("same", "before")];

@@ -210,6 +210,11 @@ impl Tokenizer {
         self.end
     }
 
+    /// The same as it is spelt in the vocabulary.
+    pub fn end_text(&self) -> String {
+        self.inner.id_to_token(self.end).expect("it is in the vocabulary")
+    }
+
     /// What tells it from others.
     pub fn fingerprint(&self) -> String {
         hex(&Sha256::digest(&self.json)[..8])

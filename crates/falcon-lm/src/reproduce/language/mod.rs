@@ -70,6 +70,7 @@ pub const SCALES: [Scale; 3] = [
             "falcon-1a.3",
             "falcon-3a.3",
             "falcon-1.3",
+            "falcon-1a-deep",
         ],
         seeds: 3,
         set: &[

@@ -1,0 +1,344 @@
+"""Rules as PyTorch operations."""
+
+import multiprocessing
+import threading
+
+import golden
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import falcon_fwa  # noqa: E402
+from falcon_fwa import Rule, ops, scan  # noqa: E402
+from falcon_fwa.ops import _scan  # noqa: E402
+
+NAMES = falcon_fwa.RULES
+
+
+def inputs(rule, batch=2, time=21, heads=4, key_heads=2, dim_k=5, dim_v=6, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(shape, low, high):
+        return (torch.rand(shape, generator=generator, dtype=torch.float64) * (high - low) + low).to(dtype)
+
+    q, k = (torch.randn(batch, time, key_heads, dim_k, generator=generator, dtype=torch.float64).to(dtype) for _ in "qk")
+    v = torch.randn(batch, time, heads, dim_v, generator=generator, dtype=torch.float64).to(dtype)
+    shape = (batch, time, heads, dim_v) if rule.per_column else (batch, time, heads)
+    gain = None if rule.gain == "unit" else uniform(shape, 0.1, 0.3 if rule.gain == "eta" else 1.9)
+    decay = None
+    if rule.decay != "none":
+        shape = shape if rule.per_column and rule.decay == "gate" else shape[:3]
+        decay = uniform(shape, 0.5, 1) if rule.decay == "gate" else uniform(shape, 0.01, 0.2)
+    if rule.normalised:
+        # Positive weights, whose total is far from zero.
+        q, k = q.abs() + 0.1, k.abs() + 0.1
+    return q, k, v, gain, decay
+
+
+def required(tensors):
+    return tuple(None if x is None else x.detach().clone().requires_grad_() for x in tensors)
+
+
+def state_of(rule, given, seed=1):
+    """A state with something in it."""
+    state = ops.fresh_state(rule, given[0], given[2])
+    generator = torch.Generator().manual_seed(seed)
+    numbers = [torch.randn(part.shape, generator=generator, dtype=part.dtype) * 0.3 for part in state[:4]]
+    if rule.normalised:
+        numbers = [part.abs() + 0.1 for part in numbers]
+    counts = state.counts.clone()
+    counts[:, 0], counts[:, 1] = 1, rule.window - 1
+    return ops.FalconState(*numbers, counts)
+
+
+@pytest.mark.parametrize("path", golden.paths(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_golden(path, dtype):
+    case = golden.Case(path)
+    given = required(None if x is None else torch.tensor(x, dtype=dtype) for x in case.inputs())
+    *numbers, counts = case.state()
+    state = ops.FalconState(*required(torch.tensor(x, dtype=dtype) for x in numbers), torch.tensor(counts))
+    out, final = ops.falcon(
+        *given, rule=case.rule, initial_state=state, output_final_state=True, chunk_size=3
+    )  # fmt: skip
+    grad_out, grad_memory = (torch.tensor(x, dtype=dtype) for x in case.upstream())
+    ((out * grad_out).sum() + (final.memory * grad_memory).sum()).backward()
+    got = {"out": out, **final._asdict()}
+    names = ("q", "k", "v", "gain", "ridge")
+    got |= {f"grad {name}": x.grad for name, x in zip(names, given, strict=True) if x is not None}
+    got |= {f"grad {name}": x.grad for name, x in state._asdict().items() if x.grad is not None}
+    got = {name: x.detach().numpy() for name, x in got.items()}
+    reference = max(case.meta["f32_ref_err"].values())
+    case.compare(got, 1e-10 if dtype == torch.float64 else 20 * reference + 5e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_match_differences(name):
+    """Of every input and every part of the state, through outputs and final state."""
+    # With detach, a gradient is left out on purpose.
+    rule = Rule(name, detach=False) if Rule(name).detach else Rule(name)
+    given = inputs(rule, batch=1, time=5, heads=2, key_heads=1, dim_k=3, dim_v=2)
+    state = state_of(rule, given)
+    tensors = [x for x in (*given, *state[:4]) if x is not None and x.numel() > 0]
+
+    def call(*tensors):
+        tensors = iter(tensors)
+        given_now = [None if x is None else next(tensors) for x in given]
+        parts = [next(tensors) if part.numel() > 0 else part for part in state[:4]]
+        out, final = ops.falcon(
+            *given_now, rule=rule, initial_state=ops.FalconState(*parts, state.counts), output_final_state=True, chunk_size=2
+        )  # fmt: skip
+        return out, *(part for part in final[:4] if part.numel() > 0)
+
+    assert torch.autograd.gradcheck(call, required(tensors), atol=1e-6)
+
+
+def op_arguments(rule, packed=False):
+    given = required(inputs(rule, batch=1 if packed else 2))
+    offsets = torch.tensor([0, 4, 21]) if packed else None
+    state = ops.fresh_state(rule, given[0], given[2], 2)
+    return (*given, *state, offsets, rule.spec, "chunked", 8, True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_operators_are_what_torch_expects(name):
+    torch.library.opcheck(_scan.scan, op_arguments(Rule(name)))
+    torch.library.opcheck(_scan.scan, op_arguments(Rule(name), packed=True))
+    given = inputs(Rule(name), time=1)
+    arguments = (*given, *ops.fresh_state(name, given[0], given[2]), Rule(name).spec)
+    torch.library.opcheck(_scan.step, arguments)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_code_is_the_same(name):
+    def loss(*tensors):
+        out, final = ops.falcon(*tensors, rule=name, output_final_state=True, chunk_size=8)
+        return out.square().sum() + final.memory.sum()
+
+    eager, compiled = required(inputs(Rule(name))), required(inputs(Rule(name)))
+    torch._dynamo.reset()
+    expected, got = loss(*eager), torch.compile(loss, fullgraph=True, backend="aot_eager")(*compiled)
+    torch.testing.assert_close(got, expected)
+    expected.backward()
+    got.backward()
+    for one, other in zip(eager, compiled, strict=True):
+        if one is not None:
+            torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_vmap_is_a_loop(name):
+    rule = Rule(name)
+    many = [inputs(rule, seed=seed) for seed in range(3)]
+    stacked = [None if many[0][i] is None else torch.stack([one[i] for one in many], 1) for i in range(5)]
+    axes = tuple(None if x is None else 1 for x in stacked)
+
+    def loss(*tensors):
+        return ops.falcon(*tensors, rule=rule, chunk_size=8)[0]
+
+    leaves = required(stacked)
+    got = torch.vmap(loss, in_dims=axes)(*leaves)
+    torch.testing.assert_close(got, torch.stack([loss(*one) for one in many]))
+    # Gradients through it are those of the loop.
+    got.square().sum().backward()
+    for index, one in enumerate(many):
+        one = required(one)
+        loss(*one).square().sum().backward()
+        for leaf, alone in zip(leaves, one, strict=True):
+            if leaf is not None:
+                torch.testing.assert_close(leaf.grad.movedim(1, 0)[index], alone.grad)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("packed", [False, True])
+def test_many_gradients_at_once(name, packed):
+    """What a Jacobian asks for: the backward pass under vmap."""
+    rule = Rule(name)
+    given = required(inputs(rule, batch=1 if packed else 2))
+    offsets = torch.tensor([0, 4, 21]) if packed else None
+    out, final = ops.falcon(*given, rule=rule, cu_seqlens=offsets, output_final_state=True, chunk_size=8)
+    upstream = (torch.randn(3, *out.shape, dtype=out.dtype), torch.randn(3, *final.memory.shape, dtype=out.dtype))
+    leaves = [x for x in given if x is not None]
+    results = (out, final.memory)
+    together = torch.func.vmap(lambda *grads: torch.autograd.grad(results, leaves, grads, retain_graph=True))(*upstream)
+    for index in range(3):
+        alone = torch.autograd.grad(results, leaves, [grad[index] for grad in upstream], retain_graph=True)
+        for many, one in zip(together, alone, strict=True):
+            torch.testing.assert_close(many[index], one)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_token_at_a_time(name):
+    rule = Rule(name)
+    given = inputs(rule)
+    expected, end = ops.falcon(*given, rule=rule, output_final_state=True)
+    state, outs = ops.fresh_state(rule, given[0], given[2]), []
+    for t in range(21):
+        token = [None if x is None else x[:, t : t + 1] for x in given]
+        out, state = ops.falcon_step(*token, rule=rule, state=state)
+        outs.append(out)
+    torch.testing.assert_close(torch.cat(outs, 1), expected)
+    for got, part in zip(state, end, strict=True):
+        torch.testing.assert_close(got, part)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pieces_have_the_gradients_of_the_whole(name):
+    whole, cut = required(inputs(Rule(name))), required(inputs(Rule(name)))
+    out, final = ops.falcon(*whole, rule=name, output_final_state=True)
+    (out.square().sum() + final.memory.sum()).backward()
+    state, total = None, 0
+    for piece in (slice(0, 6), slice(6, 7), slice(7, 21)):
+        tokens = [None if x is None else x[:, piece] for x in cut]
+        out, state = ops.falcon(*tokens, rule=name, initial_state=state, output_final_state=True)
+        total = total + out.square().sum()
+    (total + state.memory.sum()).backward()
+    for one, other in zip(whole, cut, strict=True):
+        if one is not None:
+            torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32(dtype):
+    given = required(inputs(Rule("falcon-1"), dtype=dtype))
+    wide = required(x.float() for x in given)
+    out, state = ops.falcon(*given, output_final_state=True)
+    expected, _ = ops.falcon(*wide)
+    assert out.dtype == dtype and state.memory.dtype == torch.float32
+    torch.testing.assert_close(out, expected.to(dtype), rtol=0, atol=0)
+    out.float().sum().backward()
+    expected.sum().backward()
+    for one, other in zip(given, wide, strict=True):
+        assert one.grad.dtype == dtype
+        torch.testing.assert_close(one.grad, other.grad.to(dtype), rtol=0, atol=0)
+
+
+def test_strides_are_taken_as_they_are():
+    given = inputs(Rule("falcon-1"))
+    expected, _ = ops.falcon(*given)
+    heads_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in given]
+    torch.testing.assert_close(ops.falcon(*heads_first)[0], expected, rtol=0, atol=0)
+    # One projection for all three.
+    q, k, v, gain, ridge = inputs(Rule("falcon-1"), heads=2, dim_v=5)
+    together = torch.cat([q, k, v], -1)
+    parts = together.split(5, -1)
+    expected, _ = ops.falcon(q, k, v, gain, ridge)
+    torch.testing.assert_close(ops.falcon(*parts, gain, ridge)[0], expected, rtol=0, atol=0)
+    # The same gain for all tokens, and columns that are not side by side.
+    wide = gain[:, :1].expand_as(gain)
+    expected, _ = ops.falcon(q, k, v, wide.contiguous(), ridge)
+    columns = q.transpose(-1, -2).contiguous().transpose(-1, -2)
+    torch.testing.assert_close(ops.falcon(columns, k, v, wide, ridge)[0], expected, rtol=0, atol=0)
+    # An expanded gradient, as that of a sum.
+    q = q.requires_grad_()
+    ops.falcon(q, k, v, gain, ridge)[0].sum().backward()
+    once, q.grad = q.grad.clone(), None
+    out, _ = ops.falcon(q, k, v, gain, ridge)
+    out.backward(torch.ones_like(out))
+    torch.testing.assert_close(q.grad, once, rtol=0, atol=0)
+
+
+def test_arrays_and_tensors_agree():
+    given = inputs(Rule("falcon-2"))
+    out, _ = ops.falcon(*given, rule="falcon-2")
+    from_arrays, _ = scan(*(x.numpy() for x in given), rule="falcon-2")
+    np.testing.assert_array_equal(out.numpy(), from_arrays)
+    from_tensors, _ = scan(*given, rule="falcon-2")
+    np.testing.assert_array_equal(from_tensors, from_arrays)
+
+
+def test_inference_saves_nothing():
+    given = required(inputs(Rule("falcon-1")))
+    state = ops.fresh_state("falcon-1", given[0], given[2])
+    with torch.no_grad():
+        *_, saved = _scan.scan(*given, *state, None, Rule("falcon-1").spec, "chunked", 8, False)
+        assert saved.numel() == 0
+        assert not ops.falcon(*given)[0].requires_grad
+    assert ops.falcon(*given)[0].requires_grad
+
+
+def test_no_time():
+    given = required(inputs(Rule("falcon-1"), time=0))
+    state = ops.fresh_state("falcon-1", given[0], given[2])
+    state = state._replace(memory=torch.ones_like(state.memory).requires_grad_())
+    out, final = ops.falcon(*given, initial_state=state, output_final_state=True)
+    assert out.shape == (2, 0, 4, 6)
+    final.memory.sum().backward()
+    torch.testing.assert_close(state.memory.grad, torch.ones_like(state.memory))
+
+
+def _in_child(queue, given, expected):
+    out, _ = ops.falcon(*given)
+    queue.put(bool(torch.equal(out, expected)))
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    given = [x.detach() for x in inputs(Rule("falcon-1"), time=200)]
+    expected, _ = ops.falcon(*given)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_in_child, args=(queue, given, expected))
+    child.start()
+    assert queue.get(timeout=60)
+    child.join(timeout=60)
+    assert child.exitcode == 0
+    # The parent's are still there.
+    torch.testing.assert_close(ops.falcon(*given)[0], expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_threads_at_once(name):
+    given = inputs(Rule(name), time=100)
+    expected, _ = ops.falcon(*given, rule=name)
+    same = []
+
+    def work():
+        for _ in range(5):
+            same.append(torch.equal(ops.falcon(*given, rule=name)[0], expected))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert same == [True] * 10
+
+
+WRONG = [
+    (dict(q=1.0), TypeError, "q must be a tensor, got float"),
+    (dict(v=torch.zeros(2, 21, 4, 6, dtype=torch.int64)), TypeError, "v must be float32, float64, bfloat16 or float16"),
+    (dict(k=torch.zeros(2, 21, 2, 5)), TypeError, "k must have the dtype of q, torch.float64, got torch.float32"),
+    (dict(gain=torch.zeros(2, 21, 4)), TypeError, "gain is torch.float32 and q is torch.float64"),
+    (dict(v=torch.zeros(2, 21, 4, 6, dtype=torch.float64, device="meta")), ValueError, "v is on meta, q on cpu"),
+    (dict(k=torch.zeros(2, 21, 2, 4, dtype=torch.float64)), ValueError, "k must have the shape of q, [2, 21, 2, 5]"),
+    (dict(gain=torch.zeros(2, 21, 3, dtype=torch.float64)), ValueError, "gain of falcon-1 must be [batch, time, heads]"),
+    (dict(cu_seqlens=[0, 21]), TypeError, "cu_seqlens must be a tensor, got list"),
+    (dict(cu_seqlens=torch.tensor([0.0, 21.0])), TypeError, "cu_seqlens must be int32 or int64"),
+    (dict(cu_seqlens=torch.tensor([0, 21])), ValueError, "with cu_seqlens the batch must be 1"),
+    (dict(rule="falcon"), ValueError, "rule must be one of"),
+    (dict(rule=Rule("falcon-1"), window=2), TypeError, "a Rule has its options already"),
+]
+
+
+@pytest.mark.parametrize(("change", "kind", "message"), WRONG, ids=[message[:40] for *_, message in WRONG])
+def test_wrong_calls_say_what_is_wrong(change, kind, message):
+    names = ("q", "k", "v", "gain", "ridge")
+    call = dict(zip(names, inputs(Rule("falcon-1")), strict=True)) | change
+    with pytest.raises(kind) as caught:
+        ops.falcon(**call)
+    assert message in str(caught.value)
+
+
+def test_offsets_that_do_not_fit():
+    for offsets in ([0, 20], [1, 21], [0, 12, 3, 21]):
+        with pytest.raises(ValueError, match="offsets"):
+            ops.falcon(*inputs(Rule("falcon-1"), batch=1), cu_seqlens=torch.tensor(offsets))
+    # Nothing is broken by it.
+    ops.falcon(*inputs(Rule("falcon-1"), batch=1), cu_seqlens=torch.tensor([0, 3, 21], dtype=torch.int32))
+
+
+def test_a_step_takes_one_token():
+    given = inputs(Rule("falcon-1"))
+    with pytest.raises(ValueError, match="falcon_step takes one token, got a time of 21"):
+        ops.falcon_step(*given, state=ops.fresh_state("falcon-1", given[0], given[2]))
