@@ -250,13 +250,13 @@ class FalconAttention(nn.Module):
         self.o_norm = RmsNorm(norm_width, o.norm_eps) if norm_width else None
         self.o_proj = _linear(values_width, hidden_size)
         self.D = nn.Parameter(torch.ones(o.num_heads)) if o.value_skip else None
-        fixed = None
+        # Plain numbers: a module may be made before there is memory for its tensors.
+        self.fixed_decay = None
         if o.decay == "fixed":
-            fixed = 1 - torch.exp2(-5.0 - torch.arange(o.num_heads))
+            self.fixed_decay = [1 - 2.0 ** (-5 - head) for head in range(o.num_heads)]
         elif o.decay == "lightning":
             slope = 8 / o.num_heads * (1 - layer_idx / num_layers)
-            fixed = torch.exp(-slope * torch.arange(o.num_heads, dtype=torch.float64)).float()
-        self.fixed_decay = None if fixed is None else fixed.tolist()
+            self.fixed_decay = [math.exp(-slope * head) for head in range(o.num_heads)]
         std = hidden_size**-0.5 / 2
         for name, module in self.named_children():
             if isinstance(module, nn.Linear):

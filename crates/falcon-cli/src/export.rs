@@ -81,19 +81,11 @@ pub enum ExportError {
     Output(#[from] io::Error),
 }
 
-/// The code that `trust_remote_code` loads: it takes everything from the package.
+/// The code that `trust_remote_code` loads. Everything is in the package; classes of their own, because transformers copy the files of
+/// a class that was loaded so when it is saved.
 const CODE: [(&str, &str); 2] = [
-    (
-        "configuration_falcon_fwa.py",
-        "\"\"\"Opened by transformers with trust_remote_code=True. The code is in the package falcon-fwa.\"\"\"\n\n\
-         from falcon_fwa.models import FalconFwaConfig\n\n__all__ = [\"FalconFwaConfig\"]\n",
-    ),
-    (
-        "modeling_falcon_fwa.py",
-        "\"\"\"Opened by transformers with trust_remote_code=True. The code is in the package falcon-fwa.\"\"\"\n\n\
-         from falcon_fwa.models import FalconFwaForCausalLM, FalconFwaModel\n\n\
-         __all__ = [\"FalconFwaForCausalLM\", \"FalconFwaModel\"]\n",
-    ),
+    ("configuration_falcon_fwa.py", include_str!("export/configuration_falcon_fwa.py")),
+    ("modeling_falcon_fwa.py", include_str!("export/modeling_falcon_fwa.py")),
 ];
 
 /// Writes the folder, and prints where it is.

@@ -11,7 +11,11 @@ use falcon_cli::args::Cli;
 use tempfile::TempDir;
 
 /// The test command, which runs this.
-const TESTS: &str = "cargo test --release --workspace";
+const TESTS: &str = "./test.sh";
+/// What it does for Rust.
+const RUST_TESTS: &str = "cargo test --release --workspace";
+/// How the Python package is installed. The test command does that too, and runs the Python of the pages.
+const INSTALL: &str = "pip install './python[transformers]'";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -71,7 +75,7 @@ fn examples_of_the_readme_run() {
     assert_eq!(names, ["layer", "rule"]);
     for name in names {
         let ran = Command::new(built.join(name)).output().unwrap_or_else(|error| {
-            panic!("{name}: {error}; `{TESTS}` builds it, and `cargo build --release --examples`")
+            panic!("{name}: {error}; `{RUST_TESTS}` builds it, and `cargo build --release --examples`")
         });
         assert!(
             ran.status.success() && !ran.stdout.is_empty(),
@@ -103,10 +107,11 @@ fn commands_of_the_readme_run() {
     std::os::unix::fs::symlink(built, at("examples")).unwrap();
 
     let path = format!("{}:{}", at("bin").display(), std::env::var("PATH").unwrap());
-    let mut tests = 0;
+    let (mut tests, mut installs) = (0, 0);
     for (command, shown) in commands(&page) {
-        if command == TESTS {
-            tests += 1;
+        if command == TESTS || command == INSTALL {
+            tests += usize::from(command == TESTS);
+            installs += usize::from(command == INSTALL);
             continue;
         }
         let line = smaller(&command);
@@ -124,7 +129,9 @@ fn commands_of_the_readme_run() {
             assert!(printed.contains(&shape(line)), "{command}: the README shows {line}\nand this came:\n{out}");
         }
     }
-    assert_eq!(tests, 1, "the README has the test command, {TESTS}");
+    assert_eq!((tests, installs), (1, 1), "the README has the test command, {TESTS}, and {INSTALL}");
+    let script = fs::read_to_string(root().join("test.sh")).unwrap();
+    assert!(script.contains(RUST_TESTS) && script.contains("install --quiet ./python"));
     let ci = fs::read_to_string(root().join(".ci/run")).unwrap();
     assert_eq!(ci.lines().last(), Some(TESTS), "and it is what is run before a change lands");
 }
