@@ -2,16 +2,38 @@
 
 - :func:`falcon_fwa.scan` and :func:`falcon_fwa.vjp` run a rule on NumPy arrays, or on any array that speaks DLPack.
 - :mod:`falcon_fwa.ops` has differentiable PyTorch operations; it needs ``torch``.
+- :func:`falcon_fwa.enable_fla` lets flash-linear-attention and models of transformers compute by our CPU kernels.
 
-Every rule keeps a matrix ``S`` for each head. At every token it takes one normalised gradient step that pairs a key ``x``
-with a value ``v``, and answers a query, ``o = Sᵀq``::
+Every rule keeps a matrix ``S`` for each head. At every token it takes one normalised gradient step that pairs a key
+``x`` with a value ``v``, and answers a query, ``o = Sᵀq``::
 
     falcon-1    S ← γS + η x (v − Sᵀx)ᵀ        falcon-1a   S ← γS + η x vᵀ
 
 ``falcon_fwa.RULES`` lists all of them, and :class:`falcon_fwa.Rule` is one of them with its options.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from ._native import RULES, Rule, __version__
 from .arrays import Gradients, State, scan, vjp
 
-__all__ = ["RULES", "Gradients", "Rule", "State", "__version__", "scan", "vjp"]
+if TYPE_CHECKING:
+    from .fla_backend import FlaReport
+
+__all__ = ["RULES", "Gradients", "Rule", "State", "__version__", "disable_fla", "enable_fla", "scan", "vjp"]
+
+
+def enable_fla() -> FlaReport:
+    """Let flash-linear-attention and transformers compute on the CPU: see :func:`falcon_fwa.fla_backend.enable_fla`."""
+    from . import fla_backend
+
+    return fla_backend.enable_fla()
+
+
+def disable_fla() -> None:
+    """Undo :func:`enable_fla`."""
+    from . import fla_backend
+
+    fla_backend.disable_fla()

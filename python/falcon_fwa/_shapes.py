@@ -84,6 +84,7 @@ def check_shapes(
 
     Raises:
         ValueError: Names the argument, both shapes, and what is wrong.
+
     """
     if len(q) != 4:
         raise ValueError(f"q must be [batch, time, key heads, dim_k], got shape {list(q)}")
@@ -136,6 +137,7 @@ def check_state(rule: Rule, sizes: Sizes, state: Sequence[Shape]) -> None:
 
     Raises:
         ValueError: Names the part, and both shapes.
+
     """
     names = ("memory", "last_key", "tail_key", "tail_value", "counts")
     if len(state) != len(names):

@@ -104,9 +104,20 @@ class _Call:
         final = self.empty_state(np.empty)
         saved = None
         if save:
-            saved = np.empty(saved_numbers(rule, sizes, self.form, self.chunk_size, self.offsets is not None), self.dtype)
+            saved = np.empty(
+                saved_numbers(rule, sizes, self.form, self.chunk_size, self.offsets is not None), self.dtype
+            )
         _native.forward(
-            rule.spec, self.form, self.chunk_size, self.inputs, self.offsets, self.state, out, final, saved, self.threads
+            rule.spec,
+            self.form,
+            self.chunk_size,
+            self.inputs,
+            self.offsets,
+            self.state,
+            out,
+            final,
+            saved,
+            self.threads,
         )
         return out, final, saved
 
@@ -132,9 +143,11 @@ def scan(
         q: Queries ``[batch, time, key heads, dim_k]``, float32 or float64.
         k: Keys, shaped as the queries. Value head ``h`` uses key head ``h // (heads // key_heads)``.
         v: Values ``[batch, time, heads, dim_v]``.
-        gain: ``β`` or ``η`` ``[batch, time, heads]``, with one more axis of ``dim_v`` for per-column rules; ``None`` for
+        gain: ``β`` or ``η`` ``[batch, time, heads]``, with one more axis of ``dim_v`` for per-column rules;
+            ``None`` for
             rules that have none.
-        ridge: The ridge ``λ̄`` ``[batch, time, heads]`` of a Falcon rule, or the gate ``γ`` of a rule that has one. ``None``
+        ridge: The ridge ``λ̄`` ``[batch, time, heads]`` of a Falcon rule, or the gate ``γ`` of a rule that has
+            one. ``None``
             forgets nothing.
         rule: One of ``falcon_fwa.RULES``, or a :class:`falcon_fwa.Rule`.
         initial_state: Where the sequences go on from.
@@ -142,11 +155,13 @@ def scan(
         chunk_size: Tokens of a chunk. Results differ by rounding only.
         form: ``"chunked"``, ``"recurrent"`` (the definition) or ``"masked"``. Results differ by rounding only.
         threads: Threads; those of the machine if not given. Results do not depend on it.
-        options: Options of the rule: ``window``, ``align``, ``read``, ``gain_kind``, ``decay_kind``, ``detach``, ``eps``
+        options: Options of the rule: ``window``, ``align``, ``read``, ``gain_kind``, ``decay_kind``,
+            ``detach``, ``eps``
             and ``gamma_floor``, as in :class:`falcon_fwa.Rule`.
 
     Returns:
         The outputs ``[batch, time, heads, dim_v]``, and the state after the last token of each sequence.
+
     """
     call = _Call((q, k, v, gain, ridge), initial_state, cu_seqlens, chunk_size, form, threads, rule, options)
     out, final, _ = call.forward(save=False)
@@ -171,8 +186,10 @@ def vjp(
     """Run a rule as :func:`scan` does, and return a function that takes gradients back.
 
     Returns:
-        The outputs, the final state, and ``backward(grad_out, grad_state=None)``, which takes the gradient of the outputs
+        The outputs, the final state, and ``backward(grad_out, grad_state=None)``, which takes the gradient of
+        the outputs
         and, if something depends on it, of the final state, and returns :class:`Gradients`.
+
     """
     call = _Call((q, k, v, gain, ridge), initial_state, cu_seqlens, chunk_size, form, threads, rule, options)
     out, final, saved = call.forward(save=True)
@@ -189,7 +206,8 @@ def vjp(
         grads = tuple(None if array is None else np.zeros(array.shape, call.dtype) for array in call.inputs)
         incoming = call.empty_state(np.empty)
         _native.backward(
-            call.rule.spec, call.form, call.chunk_size, call.inputs, call.offsets, call.state, saved, grad_out, upstream,
+            call.rule.spec, call.form, call.chunk_size, call.inputs, call.offsets, call.state, saved, grad_out,
+            upstream,
             grads, incoming, call.threads,
         )  # fmt: skip
         return Gradients(*grads, incoming)

@@ -25,7 +25,8 @@ _LARGEST_GAIN = 2.0
 class MixerOptions:
     """What a layer is made of: the keys of ``config.json`` that are the layer's.
 
-    The defaults are the block that the paper's authors use for Falcon, with RMS-normalised keys and a learned step size.
+    The defaults are the block that the paper's authors use for Falcon, with RMS-normalised keys and a learned
+    step size.
     """
 
     mixer: str = "falcon-1"
@@ -137,7 +138,10 @@ class ShortConv(nn.Module):
         self.activation = activation
 
     def forward(self, x: Tensor, past: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        """``[batch, time, channels]``, and what was before, ``[sequences, channels, taps − 1]``; returns the same of both."""
+        """``[batch, time, channels]``, and what was before, ``[sequences, channels, taps − 1]``.
+
+        Returns the same of both.
+        """
         kept = self.weight.shape[-1] - 1
         sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         if past is None:
@@ -174,7 +178,8 @@ class ShortConv(nn.Module):
 def rotary(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     """Pairs of features turned by an angle that grows with the position.
 
-    ``x`` is ``[batch, time, heads, dim]``, ``positions`` ``[batch, time]``; feature ``i`` goes with feature ``i + dim/2``.
+    ``x`` is ``[batch, time, heads, dim]``, ``positions`` ``[batch, time]``; feature ``i`` goes with feature
+    ``i + dim/2``.
     """
     half = x.shape[-1] // 2
     frequencies = theta ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
@@ -203,6 +208,7 @@ class FalconAttention(nn.Module):
         layer_idx: Which layer it is, for caches.
         num_layers: How many there are, for Lightning's decays.
         options: Keys of :class:`MixerOptions`. ``head_dim`` is ``hidden_size // num_heads`` if not given.
+
     """
 
     def __init__(
@@ -291,14 +297,17 @@ class FalconAttention(nn.Module):
 
         Args:
             hidden_states: ``[batch, time, hidden_size]``.
-            attention_mask: ``[batch, time]`` or longer, 0 for padding; sequences are then packed, so that padding changes nothing.
+            attention_mask: ``[batch, time]`` or longer, 0 for padding; sequences are then packed, so that
+                padding changes nothing.
             past_key_values: A cache of transformers, with the state of this layer.
             use_cache: Whether the state after these tokens goes into ``past_key_values``.
             output_attentions: Not available: there are no attention weights.
             cu_seqlens: Where packed sequences begin, and the end of the last; the batch is then 1.
 
         Returns:
-            The outputs ``[batch, time, hidden_size]``, ``None`` in the place of attention weights, and ``past_key_values``.
+            The outputs ``[batch, time, hidden_size]``, ``None`` in the place of attention weights, and
+            ``past_key_values``.
+
         """
         del output_attentions
         packing = None
@@ -398,7 +407,11 @@ class FalconAttention(nn.Module):
                 unit = 1 / o.nominal_energy
                 gain = functional.softplus(z + _FULL_STEP) * unit
                 if self._rule.erases:
-                    bound = _LARGEST_GAIN * unit / (1 + decay) if o.decay == "lambda" else z.new_tensor(_LARGEST_GAIN * unit)
+                    bound = (
+                        _LARGEST_GAIN * unit / (1 + decay)
+                        if o.decay == "lambda"
+                        else z.new_tensor(_LARGEST_GAIN * unit)
+                    )
                     gain = torch.minimum(gain, bound.unsqueeze(-1) if per_column and bound.ndim else bound)
             else:
                 gain = torch.sigmoid(z) * (_LARGEST_GAIN if o.gain == "beta" else 1.0)
@@ -419,7 +432,8 @@ class FalconAttention(nn.Module):
             out, state = falcon_step(q, k, v, gain, decay, rule=self._rule, state=state)
         else:
             out, state = falcon(
-                q, k, v, gain, decay, rule=self._rule, initial_state=state, output_final_state=keep, cu_seqlens=cu_seqlens
+                q, k, v, gain, decay, rule=self._rule, initial_state=state, output_final_state=keep,
+                cu_seqlens=cu_seqlens
             )  # fmt: skip
         past.keep_state(state)
         return out
@@ -437,7 +451,9 @@ class FalconAttention(nn.Module):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         time = q.shape[2]
         if cache is not None and (keep or cache.is_initialized):
-            k, v = cache.update(k, v) if keep else (torch.cat([a, b], 2) for a, b in ((cache.keys, k), (cache.values, v)))
+            k, v = (
+                cache.update(k, v) if keep else (torch.cat([a, b], 2) for a, b in ((cache.keys, k), (cache.values, v)))
+            )
         total = k.shape[2]
         rows = torch.arange(total - time, total, device=q.device).unsqueeze(1)
         allowed = torch.arange(total, device=q.device).unsqueeze(0) <= rows
@@ -481,7 +497,8 @@ class Packing:
 class _Past:
     """What a layer of a cache keeps.
 
-    Convolutions of q, k and v are its ``conv_states``; memory, last key, both tails, counts and positions its ``recurrent_states``.
+    Convolutions of q, k and v are its ``conv_states``; memory, last key, both tails, counts and positions its
+    ``recurrent_states``.
     """
 
     POSITIONS = 5
@@ -525,4 +542,6 @@ class _Past:
             self.cache.update_recurrent_state(start + lengths, state_idx=self.POSITIONS)
         if cu_seqlens is None:
             return torch.arange(time, device=x.device) + start.unsqueeze(1)
-        return (torch.arange(time, device=x.device) + torch.repeat_interleave(start - cu_seqlens[:-1], lengths)).unsqueeze(0)
+        return (
+            torch.arange(time, device=x.device) + torch.repeat_interleave(start - cu_seqlens[:-1], lengths)
+        ).unsqueeze(0)

@@ -41,7 +41,8 @@ _STATES = 6
 class FalconFwaCacheLayer(LinearAttentionAndFullAttentionLayer):
     """What a cache of transformers keeps for a layer.
 
-    A rule has a state that does not grow; softmax attention has keys and values, which do. How many tokens went into it is counted.
+    A rule has a state that does not grow; softmax attention has keys and values, which do. How many tokens
+    went into it is counted.
     """
 
     def __init__(self, **_: Any) -> None:
@@ -79,6 +80,7 @@ class FalconFwaConfig(PreTrainedConfig):
         matrix_init: ``half-width`` (the authors') or ``fan-in``.
         mup_base_width: The width at which learning rates and logits are not rescaled.
         keys: Keys of the layer, as in :class:`falcon_fwa.layers.MixerOptions`, and those of every configuration.
+
     """
 
     model_type = "falcon_fwa"
@@ -235,7 +237,8 @@ class FalconFwaModel(FalconFwaPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         """Hidden states ``[batch, time, hidden_size]`` of tokens ``[batch, time]``.
 
-        ``attention_mask`` is 0 for padding, which changes nothing; with ``cu_seqlens`` the batch is 1 and sequences are packed.
+        ``attention_mask`` is 0 for padding, which changes nothing; with ``cu_seqlens`` the batch is 1 and
+        sequences are packed.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")

@@ -78,7 +78,7 @@ class Case:
     def state(self):
         """Memory, last key, tails and counts."""
         arrays = self.arrays
-        time, heads, dim_k = arrays["in.k"].shape
+        _, heads, dim_k = arrays["in.k"].shape
         dim_v = arrays["in.v"].shape[2]
         memory = arrays.get("in.S0", np.zeros((heads, dim_k, dim_v)))
         if self.normalised:

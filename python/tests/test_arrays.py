@@ -52,7 +52,9 @@ def test_a_sequence_may_be_cut_anywhere(name):
     given = inputs(rule)
     whole, end = scan(*given, rule=rule)
     first, state = scan(*(None if x is None else x[:, :11] for x in given), rule=rule)
-    second, last = scan(*(None if x is None else x[:, 11:] for x in given), rule=rule, initial_state=state, chunk_size=7)
+    second, last = scan(
+        *(None if x is None else x[:, 11:] for x in given), rule=rule, initial_state=state, chunk_size=7
+    )
     np.testing.assert_allclose(np.concatenate([first, second], 1), whole, atol=1e-9)
     for got, expected in zip(last, end, strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-9)

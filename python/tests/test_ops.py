@@ -22,7 +22,9 @@ def inputs(rule, batch=2, time=21, heads=4, key_heads=2, dim_k=5, dim_v=6, seed=
     def uniform(shape, low, high):
         return (torch.rand(shape, generator=generator, dtype=torch.float64) * (high - low) + low).to(dtype)
 
-    q, k = (torch.randn(batch, time, key_heads, dim_k, generator=generator, dtype=torch.float64).to(dtype) for _ in "qk")
+    q, k = (
+        torch.randn(batch, time, key_heads, dim_k, generator=generator, dtype=torch.float64).to(dtype) for _ in "qk"
+    )
     v = torch.randn(batch, time, heads, dim_v, generator=generator, dtype=torch.float64).to(dtype)
     shape = (batch, time, heads, dim_v) if rule.per_column else (batch, time, heads)
     gain = None if rule.gain == "unit" else uniform(shape, 0.1, 0.3 if rule.gain == "eta" else 1.9)
@@ -87,7 +89,8 @@ def test_gradients_match_differences(name):
         given_now = [None if x is None else next(tensors) for x in given]
         parts = [next(tensors) if part.numel() > 0 else part for part in state[:4]]
         out, final = ops.falcon(
-            *given_now, rule=rule, initial_state=ops.FalconState(*parts, state.counts), output_final_state=True, chunk_size=2
+            *given_now, rule=rule, initial_state=ops.FalconState(*parts, state.counts),
+            output_final_state=True, chunk_size=2
         )  # fmt: skip
         return out, *(part for part in final[:4] if part.numel() > 0)
 
@@ -312,7 +315,11 @@ WRONG = [
     (dict(gain=torch.zeros(2, 21, 4)), TypeError, "gain is torch.float32 and q is torch.float64"),
     (dict(v=torch.zeros(2, 21, 4, 6, dtype=torch.float64, device="meta")), ValueError, "v is on meta, q on cpu"),
     (dict(k=torch.zeros(2, 21, 2, 4, dtype=torch.float64)), ValueError, "k must have the shape of q, [2, 21, 2, 5]"),
-    (dict(gain=torch.zeros(2, 21, 3, dtype=torch.float64)), ValueError, "gain of falcon-1 must be [batch, time, heads]"),
+    (
+        dict(gain=torch.zeros(2, 21, 3, dtype=torch.float64)),
+        ValueError,
+        "gain of falcon-1 must be [batch, time, heads]",
+    ),
     (dict(cu_seqlens=[0, 21]), TypeError, "cu_seqlens must be a tensor, got list"),
     (dict(cu_seqlens=torch.tensor([0.0, 21.0])), TypeError, "cu_seqlens must be int32 or int64"),
     (dict(cu_seqlens=torch.tensor([0, 21])), ValueError, "with cu_seqlens the batch must be 1"),

@@ -11,7 +11,9 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 PROGRAM = Path(os.environ.get("FALCON", Path(__file__).resolve().parents[2] / "target/release/falcon"))
-pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason="the program is not built: cargo build --release -p falcon-cli")
+pytestmark = pytest.mark.skipif(
+    not PROGRAM.exists(), reason="the program is not built: cargo build --release -p falcon-cli"
+)
 
 TEXT = "the river ran to the sea, and the sea ran to the river; once upon a time it did not.\n" * 60
 PRESETS = ["falcon-1a.3", "falcon-1.3", "falcon-2.3", "falcon-3.1", "falcon-1a-deep", "transformer", "linear-attention",
@@ -27,7 +29,8 @@ def falcon(*words, folder):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_trained_model_opens_in_python(preset, tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
-    falcon("train", "--task", "text", "--model", preset, "--size", "micro", "--run", "run", "--set", "task.train=text.txt",
+    falcon("train", "--task", "text", "--model", preset, "--size", "micro", "--run", "run", "--set",
+               "task.train=text.txt",
            "--set", "train.steps=12", "--set", "train.batch=2", "--set", "task.length=64", "--set", "train.lr=2e-3",
            folder=tmp_path)  # fmt: skip
     falcon("export", "run", "--hf", "hf", folder=tmp_path)
@@ -39,7 +42,9 @@ def test_a_trained_model_opens_in_python(preset, tmp_path):
         return torch.cat([begin, tokenizer(text, return_tensors="pt").input_ids], 1)
 
     # What the program says next, greedily.
-    said = json.loads(falcon("generate", "run", "the river", "--temperature", "0", "-n", "20", "--json", folder=tmp_path))
+    said = json.loads(
+        falcon("generate", "run", "the river", "--temperature", "0", "-n", "20", "--json", folder=tmp_path)
+    )
     ids = tokens_of("the river")
     tokens = model.generate(ids, max_new_tokens=20, do_sample=False, pad_token_id=tokenizer.eos_token_id)
     assert tokenizer.decode(tokens[0, ids.shape[1] :]) == said["texts"][0]["text"]
@@ -63,7 +68,8 @@ def test_a_model_of_python_opens_in_the_program(tmp_path):
     from falcon_fwa.models import FalconFwaConfig, FalconFwaForCausalLM
 
     torch.manual_seed(0)
-    config = FalconFwaConfig(vocab_size=257, hidden_size=32, num_hidden_layers=2, intermediate_size=64, mixer="falcon-3",
+    config = FalconFwaConfig(vocab_size=257, hidden_size=32, num_hidden_layers=2, intermediate_size=64,
+                                 mixer="falcon-3",
                              window=4, head_dim=8, head_v_dim=8)  # fmt: skip
     model = FalconFwaForCausalLM(config).eval()
     model.save_pretrained(tmp_path / "model")

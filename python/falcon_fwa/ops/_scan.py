@@ -32,9 +32,7 @@ def _rows(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if sides else tensor.contiguous()
 
 
-def _inputs(
-    q: Tensor, k: Tensor, v: Tensor, gain: Tensor | None, decay: Tensor | None
-) -> tuple[Inputs, torch.dtype]:
+def _inputs(q: Tensor, k: Tensor, v: Tensor, gain: Tensor | None, decay: Tensor | None) -> tuple[Inputs, torch.dtype]:
     dtype = working_dtype(q.dtype)
     q, k, v = (_rows(tensor, dtype) for tensor in (q, k, v))
     return (q, k, v, *(None if tensor is None else _rows(tensor, dtype) for tensor in (gain, decay))), dtype
@@ -96,8 +94,22 @@ def scan(
 
 
 @scan.register_fake
-def _scan_fake(  # noqa: ANN202
-    q, k, v, gain, decay, memory, last_key, tail_key, tail_value, counts, cu_seqlens, rule, form, chunk_size, save  # noqa: ANN001
+def _scan_fake(
+    q,
+    k,
+    v,
+    gain,
+    decay,
+    memory,
+    last_key,
+    tail_key,
+    tail_value,
+    counts,
+    cu_seqlens,
+    rule,
+    form,
+    chunk_size,
+    save,
 ):
     parsed, sizes = Rule.parse(rule), _sizes(q, v, cu_seqlens)
     out = v.new_empty((sizes.batch, sizes.time, sizes.heads, sizes.dim_v))
@@ -137,7 +149,8 @@ def scan_backward(
     state = _state((memory, last_key, tail_key, tail_value, counts), dtype)
     final = tuple(part.detach().to(dtype).contiguous() for part in grad_final) or None
     _native.backward(
-        rule, form, chunk_size, inputs, _offsets(cu_seqlens), state, saved.detach(), _rows(grad_out, dtype), final, grads,
+        rule, form, chunk_size, inputs, _offsets(cu_seqlens), state, saved.detach(), _rows(grad_out, dtype),
+        final, grads,
         incoming, torch.get_num_threads(),
     )  # fmt: skip
     given = [x for x in (q, k, v, gain, decay) if x is not None]
@@ -148,15 +161,15 @@ def scan_backward(
 
 
 @scan_backward.register_fake
-def _scan_backward_fake(  # noqa: ANN202
-    grad_out, grad_final, q, k, v, gain, decay, memory, last_key, tail_key, tail_value, counts, cu_seqlens, saved, rule,  # noqa: ANN001
-    form, chunk_size,  # noqa: ANN001
+def _scan_backward_fake(
+    grad_out, grad_final, q, k, v, gain, decay, memory, last_key, tail_key, tail_value, counts, cu_seqlens, saved, rule,
+    form, chunk_size,
 ):  # fmt: skip
     given = [x for x in (q, k, v, gain, decay, memory, last_key, tail_key, tail_value) if x is not None]
     return [x.new_empty(x.shape) for x in given]
 
 
-def _setup_context(ctx, inputs, output) -> None:  # noqa: ANN001
+def _setup_context(ctx, inputs, output) -> None:
     *tensors, rule, form, chunk_size, save = inputs
     ctx.save_for_backward(*tensors, output[-1])
     ctx.options, ctx.save = (rule, form, chunk_size), save
@@ -164,7 +177,7 @@ def _setup_context(ctx, inputs, output) -> None:  # noqa: ANN001
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, grad_out, *rest):  # noqa: ANN001, ANN002, ANN202
+def _backward(ctx, grad_out, *rest):
     if not ctx.save:
         raise RuntimeError("falcon_fwa::scan was called with save=False, and cannot be differentiated")
     *tensors, saved = ctx.saved_tensors
@@ -174,7 +187,9 @@ def _backward(ctx, grad_out, *rest):  # noqa: ANN001, ANN002, ANN202
     final = []
     if any(grad is not None for grad in rest[:4]):
         dtype = working_dtype(q.dtype)
-        final = [x.new_zeros(x.shape, dtype=dtype) if grad is None else grad for x, grad in zip(state, rest, strict=False)]
+        final = [
+            x.new_zeros(x.shape, dtype=dtype) if grad is None else grad for x, grad in zip(state, rest, strict=False)
+        ]
     grads = iter(scan_backward(grad_out, final, *tensors, saved, *ctx.options))
     of_tensors = [None if x is None else next(grads) for x in tensors[:9]]
     return *of_tensors, None, None, None, None, None, None
@@ -207,7 +222,7 @@ def step(
 
 
 @step.register_fake
-def _step_fake(q, k, v, gain, decay, memory, last_key, tail_key, tail_value, counts, rule):  # noqa: ANN001, ANN202
+def _step_fake(q, k, v, gain, decay, memory, last_key, tail_key, tail_value, counts, rule):
     parsed, sizes = Rule.parse(rule), _sizes(q, v, None)
     return v.new_empty((sizes.batch, sizes.time, sizes.heads, sizes.dim_v)), *_empty_state(parsed, sizes, q)
 
@@ -246,7 +261,7 @@ def _fold_offsets(size: int, offsets: Tensor | None) -> Tensor | None:
 
 
 @scan.register_vmap
-def _scan_vmap(info, in_dims, *args):  # noqa: ANN001, ANN002, ANN202
+def _scan_vmap(info, in_dims, *args):
     tensors, options = args[:11], args[11:]
     size = info.batch_size
     front = [_front(size, tensor, axis) for tensor, axis in zip(tensors, in_dims, strict=False)]
@@ -261,7 +276,7 @@ def _scan_vmap(info, in_dims, *args):  # noqa: ANN001, ANN002, ANN202
 
 
 @scan_backward.register_vmap
-def _scan_backward_vmap(info, in_dims, *args):  # noqa: ANN001, ANN002, ANN202
+def _scan_backward_vmap(info, in_dims, *args):
     size = info.batch_size
     (grad_out, grad_final, *tensors), options = args[:14], args[14:]
     out_axis, final_axes, *axes = in_dims[:14]
@@ -291,7 +306,7 @@ def _scan_backward_vmap(info, in_dims, *args):  # noqa: ANN001, ANN002, ANN202
 
 
 @step.register_vmap
-def _step_vmap(info, in_dims, *args):  # noqa: ANN001, ANN002, ANN202
+def _step_vmap(info, in_dims, *args):
     tensors, rule = args[:10], args[10]
     front = [_front(info.batch_size, tensor, axis) for tensor, axis in zip(tensors, in_dims, strict=False)]
     folded = [None if tensor is None else tensor.flatten(0, 1) for tensor in front]

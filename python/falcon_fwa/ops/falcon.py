@@ -9,10 +9,11 @@ from torch import Tensor
 
 from .._native import Rule
 from .._shapes import check_shapes, check_state, resolve_rule, state_shapes
-from . import _scan
+from . import _scan, chunked, triton
 
-BACKENDS = ("kernels",)
-"""Ways to compute: ``kernels``, ours, on the CPU."""
+BACKENDS = ("kernels", "triton", "torch")
+"""Ways to compute: ``kernels``, ours, on the CPU; ``triton``, flash-linear-attention's kernels, on CUDA and ROCm, for
+the rules they have; ``torch``, plain PyTorch, anywhere."""
 
 
 class FalconState(NamedTuple):
@@ -33,37 +34,98 @@ class FalconState(NamedTuple):
 @torch.compiler.assume_constant_result
 def _resolve(name: str, *options: object) -> str:
     """The rule of a call, as one line that an operator can take; compiled code has it as a constant."""
-    keys = ("has_gain", "has_decay", "window", "align", "read", "gain_kind", "decay_kind", "detach", "eps", "gamma_floor")
+    keys = (
+        "has_gain",
+        "has_decay",
+        "window",
+        "align",
+        "read",
+        "gain_kind",
+        "decay_kind",
+        "detach",
+        "eps",
+        "gamma_floor",
+    )
     rule = Rule.parse(name) if " " in name else name
     return resolve_rule(rule, **dict(zip(keys, options, strict=True))).spec
 
 
 @torch.compiler.assume_constant_result
-def _facts(spec: str) -> tuple[str, str, bool, bool, int]:
+def _facts(spec: str) -> tuple[object, ...]:
     rule = Rule.parse(spec)
-    return rule.name, rule.decay, rule.per_column, rule.normalised, rule.window
+    return tuple(getattr(rule, field) for field in _Facts._fields)
 
 
 class _Facts(NamedTuple):
-    """What shapes depend on, of a rule: as plain values, which compiled code can follow."""
+    """The properties of a rule, as plain values, which compiled code can follow."""
 
     name: str
-    decay: str
-    per_column: bool
-    normalised: bool
     window: int
+    align: str
+    read: str
+    gain: str
+    decay: str
+    detach: bool
+    eps: float
+    gamma_floor: float | None
+    normaliser_eps: float | None
+    per_column: bool
+    erases: bool
+    normalised: bool
 
 
-def backend_of(device: torch.device | str) -> str:
-    """Which backend :func:`falcon` takes for tensors on a device.
+@torch.compiler.assume_constant_result
+def _without_triton(
+    kind: str, rule: tuple[object, ...] | None, dtype: torch.dtype | None, dim_k: int | None
+) -> str | None:
+    """Why the Triton kernels cannot run, or ``None`` if they can."""
+    if kind != "cuda":
+        return f"its kernels run on CUDA and ROCm, not on {kind}"
+    return triton.missing() or (None if rule is None else triton.refusal(_Facts(*rule), dtype, dim_k))
 
-    Raises:
-        NotImplementedError: There is none.
+
+def _choose(
+    backend: str, device: torch.device, rule: _Facts | None, dtype: torch.dtype | None, dim_k: int | None
+) -> str:
+    """Choose the backend of a call; a ``ValueError`` says why the one that is named cannot run it."""
+    kind = device.type
+    if backend not in ("auto", *BACKENDS):
+        raise ValueError(f"backend must be one of {', '.join(('auto', *BACKENDS))}, got {backend!r}")
+    if backend == "auto":
+        if kind == "cpu":
+            return "kernels"
+        able = kind == "cuda" and _without_triton(kind, rule if rule is None else tuple(rule), dtype, dim_k) is None
+        return "triton" if able else "torch"
+    reason = None
+    if backend == "kernels" and kind != "cpu":
+        reason = f"its kernels run on the CPU, not on {kind}"
+    elif backend == "triton":
+        reason = _without_triton(kind, rule if rule is None else tuple(rule), dtype, dim_k)
+    if reason is not None:
+        raise ValueError(f"backend {backend!r} cannot run {'this' if rule is None else rule.name}: {reason}")
+    return backend
+
+
+def backend_of(
+    device: torch.device | str,
+    rule: str | Rule | None = None,
+    dtype: torch.dtype | None = None,
+    dim_k: int | None = None,
+) -> str:
+    """Which backend :func:`falcon` takes by ``backend="auto"``.
+
+    That is ``kernels`` on the CPU; on CUDA and ROCm ``triton``, if flash-linear-attention is installed and has the
+    rule; else ``torch``.
+
+    Args:
+        device: Where the tensors are.
+        rule: The rule; if not given, one that every backend has.
+        dtype: The type of the queries, if it is to count: float64 is not for ``triton``.
+        dim_k: The length of a key, if it is to count: long ones are not for ``triton``.
+
     """
-    kind = torch.device(device).type
-    if kind != "cpu":
-        raise NotImplementedError(f"falcon_fwa has no kernels for {kind}; move the tensors to the CPU")
-    return "kernels"
+    made = Rule(rule) if isinstance(rule, str) else rule
+    return _choose("auto", torch.device(device), None if made is None else _Facts(*_facts(made.spec)), dtype, dim_k)
 
 
 def _check(tensors: dict[str, Tensor | None]) -> None:
@@ -72,6 +134,7 @@ def _check(tensors: dict[str, Tensor | None]) -> None:
     Raises:
         TypeError: Not a tensor, or not of a type that is computed with.
         ValueError: Not on the device of the queries.
+
     """
     q = tensors["q"]
     for name, tensor in tensors.items():
@@ -107,9 +170,10 @@ def fresh_state(rule: str | Rule, q: Tensor, v: Tensor, sequences: int | None = 
         v: ``[batch, time, heads, dim_v]``.
         sequences: How many; the batch if not given.
         options: Options of the rule, as in :class:`falcon_fwa.Rule`.
+
     """
     rule = rule if isinstance(rule, Rule) else Rule(rule, **options)
-    return _fresh(_Facts(rule.name, rule.decay, rule.per_column, rule.normalised, rule.window), q, v, sequences)
+    return _fresh(_Facts(*_facts(rule.spec)), q, v, sequences)
 
 
 def _fresh(rule: _Facts | Rule, q: Tensor, v: Tensor, sequences: int | None) -> FalconState:
@@ -141,6 +205,7 @@ def falcon(
     cu_seqlens: Tensor | None = None,
     chunk_size: int = 64,
     form: str = "chunked",
+    backend: str = "auto",
 ) -> tuple[Tensor, FalconState | None]:
     r"""Run a rule over sequences.
 
@@ -153,16 +218,20 @@ def falcon(
         q: Queries ``[batch, time, key heads, dim_k]``: float32, float64, bfloat16 or float16.
         k: Keys, shaped as the queries. Value head ``h`` uses key head ``h // (heads // key_heads)``.
         v: Values ``[batch, time, heads, dim_v]``.
-        gain: ``β ∈ [0, 2]`` or ``η ≥ 0`` ``[batch, time, heads]``, with one more axis of ``dim_v`` for per-column rules;
+        gain: ``β ∈ [0, 2]`` or ``η ≥ 0`` ``[batch, time, heads]``, with one more axis of ``dim_v`` for
+            per-column rules;
             ``None`` for rules that have none.
-        ridge: The ridge ``λ̄ ≥ 0`` ``[batch, time, heads]`` of a Falcon rule, or the gate ``γ ∈ [0, 1]`` of a rule that has one.
+        ridge: The ridge ``λ̄ ≥ 0`` ``[batch, time, heads]`` of a Falcon rule, or the gate ``γ ∈ [0, 1]`` of a
+            rule that has one.
             ``None`` forgets nothing.
         rule: One of ``falcon_fwa.RULES``, or a :class:`falcon_fwa.Rule`, which has the options below.
         window: Pairs that each step writes.
-        align: ``"next"`` pairs a value with the key before it, ``"same"`` with its own key. The rule's own if not given.
+        align: ``"next"`` pairs a value with the key before it, ``"same"`` with its own key. The rule's own if
+            not given.
         read: ``"after"`` or ``"before"`` the write of the same token. The rule's own if not given.
         gain_kind: Whether ``gain`` is ``"beta"`` or the step size ``"eta"`` itself. The rule's own if not given.
-        decay_kind: Whether ``ridge`` is a ``"scaled-ridge"``, a ``"ridge"`` or a ``"gate"``. The rule's own if not given.
+        decay_kind: Whether ``ridge`` is a ``"scaled-ridge"``, a ``"ridge"`` or a ``"gate"``. The rule's own if
+            not given.
         detach: With a scaled ridge, no gradient through the energy that scales it. The rule's own if not given.
         eps: ``ε`` of the step size.
         gamma_floor: The least that a ridge leaves of the memory in a step.
@@ -170,18 +239,22 @@ def falcon(
         output_final_state: Whether to return the state after the last token of each sequence.
         cu_seqlens: ``[sequences + 1]``: where packed sequences begin, and the end of the last; the batch is then 1.
         chunk_size: Tokens of a chunk. Results differ by rounding only.
-        form: ``"chunked"``, ``"recurrent"`` (the definition) or ``"masked"``. Results differ by rounding only.
+        form: ``"chunked"``, ``"recurrent"`` (the definition) or ``"masked"``, of which only the kernels have the latter
+            two. Results differ by rounding only.
+        backend: One of ``BACKENDS``, or ``"auto"`` for what :func:`backend_of` says. Only ``kernels`` looks at the
+            numbers, and refuses those out of range.
 
     Returns:
         The outputs ``[batch, time, heads, dim_v]`` in the dtype of ``v``, and the final state or ``None``.
 
     Raises:
-        ValueError: A shape, a device or a number that does not fit; the message names the argument.
+        ValueError: A shape, a device or a number that does not fit, or a backend that cannot run; the message names the
+            argument.
         TypeError: An argument that is no tensor, or of a dtype that is not computed with.
+
     """
     _check({"q": q, "k": k, "v": v, "gain": gain, "ridge": ridge})
     _check_offsets(cu_seqlens)
-    backend_of(q.device)
     name = rule.spec if isinstance(rule, Rule) else rule
     options = (window, align, read, gain_kind, decay_kind, detach, eps, gamma_floor)
     spec = _resolve(name, gain is not None, ridge is not None, *options)
@@ -192,8 +265,16 @@ def falcon(
         initial_state = _fresh(facts, q, v, sizes.sequences)
     else:
         check_state(facts, sizes, [part.shape for part in initial_state])
+    backend = _choose(backend, q.device, facts, q.dtype, q.shape[3])
+    if backend != "kernels":
+        if form != "chunked":
+            raise ValueError(f'form must be "chunked" for backend {backend!r}, got {form!r}')
+        run = triton.run if backend == "triton" else chunked.run
+        out, final = run(q, k, v, gain, ridge, initial_state, cu_seqlens, facts, chunk_size)
+        return out, final if output_final_state else None
     tensors = (q, k, v, gain, ridge, *initial_state)
-    save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    # Under vmap a tensor does not say whether it wants a gradient, so this cannot look at the tensors.
+    save = torch.is_grad_enabled()
     out, *final, _ = _scan.scan(*tensors, cu_seqlens, spec, form, chunk_size, save)
     return out, FalconState(*final) if output_final_state else None
 
@@ -214,6 +295,7 @@ def falcon_step(
     decay_kind: str | None = None,
     eps: float | None = None,
     gamma_floor: float | None = None,
+    backend: str = "auto",
 ) -> tuple[Tensor, FalconState]:
     """One token of each sequence, for generation: as :func:`falcon` on a time of 1, but faster and without a gradient.
 
@@ -232,12 +314,13 @@ def falcon_step(
         decay_kind: As in :func:`falcon`.
         eps: As in :func:`falcon`.
         gamma_floor: As in :func:`falcon`.
+        backend: As in :func:`falcon`; other than ``kernels`` is no faster than it.
 
     Returns:
         The outputs ``[batch, 1, heads, dim_v]`` and the state after this token.
+
     """
     _check({"q": q, "k": k, "v": v, "gain": gain, "ridge": ridge})
-    backend_of(q.device)
     name = rule.spec if isinstance(rule, Rule) else rule
     options = (window, align, read, gain_kind, decay_kind, None, eps, gamma_floor)
     spec = _resolve(name, gain is not None, ridge is not None, *options)
@@ -247,5 +330,10 @@ def falcon_step(
     if sizes.time != 1:
         raise ValueError(f"falcon_step takes one token, got a time of {sizes.time}; falcon takes more")
     check_state(facts, sizes, [part.shape for part in state])
+    backend = _choose(backend, q.device, facts, q.dtype, q.shape[3])
+    if backend != "kernels":
+        run = triton.run if backend == "triton" else chunked.run
+        with torch.no_grad():
+            return run(q, k, v, gain, ridge, state, None, facts, 1)
     out, *final = _scan.step(q, k, v, gain, ridge, *state, spec)
     return out, FalconState(*final)

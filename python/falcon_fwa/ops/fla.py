@@ -1,28 +1,31 @@
 """Operations with flash-linear-attention's names, arguments, order and defaults, on our kernels.
 
-What is the same everywhere: ``q`` and ``k`` are ``[B, T, H, K]``, ``v`` is ``[B, T, HV, V]`` with ``HV`` a multiple of ``H``; queries are
-multiplied by ``scale``, ``1/√K`` if not given; states are ``[N, HV, K, V]`` in float32, or ``[N, HV, V, K]`` with ``state_v_first``; with
-``cu_seqlens`` the batch is 1 and ``N`` sequences are packed along time. Gates are logarithms, ``g ≤ 0``. Arguments that only steer
-the Triton kernels (``cu_seqlens_cpu``, ``chunk_indices``) are accepted and not needed.
+What is the same everywhere: ``q`` and ``k`` are ``[B, T, H, K]``, ``v`` is ``[B, T, HV, V]`` with ``HV`` a multiple of
+``H``; queries are multiplied by ``scale``, ``1/√K`` if not given; states are ``[N, HV, K, V]`` in float32, or
+``[N, HV, V, K]`` with ``state_v_first``; with ``cu_seqlens`` the batch is 1 and ``N`` sequences are packed along time.
+Gates are logarithms, ``g ≤ 0``. Arguments that only steer Triton kernels (``cu_seqlens_cpu``, ``chunk_indices``) are
+accepted and not needed.
 """
 
 from __future__ import annotations
 
+import functools
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .falcon import FalconState, falcon
+from .falcon import falcon, falcon_step, fresh_state
 
 _NORM_EPS = 1e-6
 
 
 def _l2norm(x: Tensor) -> Tensor:
     """Rows of length 1, as the kernels of flash-linear-attention make them."""
-    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + _NORM_EPS)).to(x.dtype)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + _NORM_EPS)
 
 
 def _refuse(function: str, options: dict[str, Any], allowed: tuple[str, ...] = ("chunk_size",)) -> None:
@@ -32,8 +35,23 @@ def _refuse(function: str, options: dict[str, Any], allowed: tuple[str, ...] = (
             raise NotImplementedError(f"{function}: {name}={value!r} is not supported by falcon_fwa's CPU kernels")
 
 
+def _v_first(options: dict[str, Any], state_v_first: bool) -> bool:
+    """Take the old name of ``state_v_first`` out of the options, with the warning that flash-linear-attention gives."""
+    if "transpose_state_layout" not in options:
+        return state_v_first
+    if state_v_first:
+        raise ValueError("state_v_first and its old name transpose_state_layout are both given; leave out the latter")
+    warnings.warn("transpose_state_layout is now called state_v_first", DeprecationWarning, stacklevel=4)
+    return bool(options.pop("transpose_state_layout"))
+
+
 def _memory(state: Tensor | None, state_v_first: bool) -> Tensor | None:
     return state.transpose(-1, -2) if state is not None and state_v_first else state
+
+
+def _wide(*inputs: Tensor) -> torch.dtype:
+    """Choose what to compute in, float32 or float64: inputs may be of several types, and none is rounded."""
+    return functools.reduce(torch.promote_types, (x.dtype for x in inputs), torch.float32)
 
 
 def _run(
@@ -57,35 +75,24 @@ def _run(
             raise ValueError(f"with cu_seqlens the batch must be 1, got {q.shape[0]}; flatten the sequences first")
         if initial_state is not None and initial_state.shape[0] != len(cu_seqlens) - 1:
             wanted = len(cu_seqlens) - 1
-            raise ValueError(f"initial_state must have one state for each of {wanted} sequences, got {initial_state.shape[0]}")
+            got = initial_state.shape[0]
+            raise ValueError(f"initial_state must have one state for each of {wanted} sequences, got {got}")
     scale = k.shape[-1] ** -0.5 if scale is None else scale
-    # In double the gate of float32 inputs would be rounded twice; below it the logarithm is the wider number.
-    gate = None if log_gate is None else log_gate.to(torch.promote_types(log_gate.dtype, torch.float32)).exp()
+    dtype, wide = v.dtype, _wide(q, k, v)
+    q, k, v, gain, log_gate = (None if x is None else x.to(wide) for x in (q, k, v, gain, log_gate))
+    gate = None if log_gate is None else log_gate.exp()
     state = None
     if initial_state is not None:
-        memory = _memory(initial_state, state_v_first)
-        sequences, key_heads, dim_k = memory.shape[0], k.shape[2], k.shape[3]
-        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        state = FalconState(
-            memory.to(wide),
-            q.new_zeros((sequences, key_heads, dim_k), dtype=wide),
-            q.new_zeros((sequences, 0, key_heads, dim_k), dtype=wide),
-            q.new_zeros((sequences, 0, v.shape[2], v.shape[3]), dtype=wide),
-            q.new_zeros((sequences, 2), dtype=torch.int64),
-        )
-    out, final = falcon(
-        q * scale,
-        k,
-        v,
-        gain,
-        gate,
-        rule=rule,
-        initial_state=state,
-        output_final_state=output_final_state,
-        cu_seqlens=cu_seqlens,
-        chunk_size=chunk_size or 64,
-    )
-    return out, None if final is None else _memory(final.memory, state_v_first)
+        memory = _memory(initial_state, state_v_first).to(wide)
+        state = fresh_state(rule, k, v, memory.shape[0])._replace(memory=memory)
+    inputs = (q * scale, k, v, gain, gate)
+    if q.shape[1] == 1 and cu_seqlens is None and state is not None and not torch.is_grad_enabled():
+        out, final = falcon_step(*inputs, state=state, rule=rule)
+        final = final if output_final_state else None
+    else:
+        options = {"output_final_state": output_final_state, "cu_seqlens": cu_seqlens, "chunk_size": chunk_size or 64}
+        out, final = falcon(*inputs, rule=rule, initial_state=state, **options)
+    return out.to(dtype), None if final is None else _memory(final.memory, state_v_first)
 
 
 def _gate_from_context(g: Tensor, a_log: Tensor, dt_bias: Tensor | None) -> Tensor:
@@ -112,7 +119,7 @@ def _gated_delta_rule(
     options: dict[str, Any],
 ) -> tuple[Tensor, Tensor | None]:
     options = dict(options)
-    state_v_first = bool(options.pop("transpose_state_layout", False)) or state_v_first
+    state_v_first = _v_first(options, state_v_first)
     use_gate, a_log, dt_bias = (options.pop(name, None) for name in ("use_gate_in_kernel", "A_log", "dt_bias"))
     _refuse(function, options)
     if use_qk_l2norm_in_kernel:
@@ -151,7 +158,10 @@ def chunk_gated_delta_rule(
     cp_context: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Gated DeltaNet: ``S ← eᵍ (I − β k kᵀ) S + β k vᵀ``, ``o = Sᵀ (scale · q)``; ``g`` and ``beta`` are ``[B, T, HV]``."""
+    """Gated DeltaNet: ``S ← eᵍ (I − β k kᵀ) S + β k vᵀ``, ``o = Sᵀ (scale · q)``.
+
+    ``g`` and ``beta`` are ``[B, T, HV]``.
+    """
     del cu_seqlens_cpu, chunk_indices
     _refuse("chunk_gated_delta_rule", {"cp_context": cp_context})
     return _gated_delta_rule(
@@ -173,7 +183,7 @@ def fused_recurrent_gated_delta_rule(
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     use_gate_in_kernel: bool = False,
-    A_log: Tensor | None = None,  # noqa: N803
+    A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
     use_beta_sigmoid_in_kernel: bool = False,
     allow_neg_eigval: bool = False,
@@ -181,12 +191,13 @@ def fused_recurrent_gated_delta_rule(
     cu_seqlens: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Gated DeltaNet, as :func:`chunk_gated_delta_rule`; gates per key or value channel (``gk``, ``gv``) are not computed here."""
+    """Gated DeltaNet, as :func:`chunk_gated_delta_rule`; gates per channel (``gk``, ``gv``) are not computed here."""
     _refuse("fused_recurrent_gated_delta_rule", {"gk": gk, "gv": gv})
     gates = {"use_gate_in_kernel": use_gate_in_kernel, "A_log": A_log, "dt_bias": dt_bias}
     return _gated_delta_rule(
         "fused_recurrent_gated_delta_rule", q, k, v, g, beta, scale, initial_state, output_final_state,
-        use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first, cu_seqlens, {**gates, **kwargs},
+        use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first, cu_seqlens,
+        gates | kwargs,
     )  # fmt: skip
 
 
@@ -243,18 +254,16 @@ def _delta_rule_per_column(
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Falcon-2 without a ridge is the delta rule with a gain for each column of the value."""
-    from .falcon import fresh_state
-
     options = {"rule": "falcon-2", "align": "same", "gain_kind": "eta"}
+    dtype, wide = v.dtype, _wide(q, k, v)
+    q, k, v, beta = (x.to(wide) for x in (q, k, v, beta))
     state = None
     if initial_state is not None:
-        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         state = fresh_state("falcon-2", q, v, initial_state.shape[0])._replace(memory=initial_state.to(wide))
     scale = k.shape[-1] ** -0.5 if scale is None else scale
-    out, final = falcon(
-        q * scale, k, v, beta, None, **options, initial_state=state, output_final_state=output_final_state, cu_seqlens=cu_seqlens
-    )  # fmt: skip
-    return out, None if final is None else final.memory
+    options |= {"initial_state": state, "output_final_state": output_final_state, "cu_seqlens": cu_seqlens}
+    out, final = falcon(q * scale, k, v, beta, None, **options)
+    return out.to(dtype), None if final is None else final.memory
 
 
 def chunk_simple_gla(
@@ -273,18 +282,17 @@ def chunk_simple_gla(
 ) -> tuple[Tensor, Tensor | None]:
     """Linear attention with a gate per head: ``S ← eᵍ S + k vᵀ``, ``o = Sᵀ (scale · q)``.
 
-    ``g`` is ``[B, T, HV]``, ``g_gamma`` is ``[HV]`` for a decay that does not depend on the input; both together are added.
+    ``g`` is ``[B, T, HV]``, ``g_gamma`` is ``[HV]`` for a decay that does not depend on the input; both are added.
     """
     del cu_seqlens_cpu
-    state_v_first = bool(kwargs.pop("transpose_state_layout", False)) or state_v_first
+    state_v_first = _v_first(kwargs, state_v_first)
     _refuse("chunk_simple_gla", kwargs)
     if g_gamma is not None:
         fixed = g_gamma.expand(*v.shape[:2], v.shape[2])
         g = fixed if g is None else g + fixed
     rule = "linear-attention" if g is None else "retnet"
-    return _run(
-        rule, q, k, v, None, g, scale, initial_state, output_final_state, state_v_first, cu_seqlens, kwargs.get("chunk_size")
-    )  # fmt: skip
+    size = kwargs.get("chunk_size")
+    return _run(rule, q, k, v, None, g, scale, initial_state, output_final_state, state_v_first, cu_seqlens, size)
 
 
 def _reversed(function: str, reverse: bool) -> None:
@@ -375,7 +383,8 @@ def _linear_attn(
     ones = v.new_ones((*v.shape[:3], 1))
     memory = None
     if before[0] is not None:
-        total = before[0].new_zeros((*before[0].shape[:3],)) if before[1] is None else before[1].reshape(before[0].shape[:3])
+        shape = before[0].shape[:3]
+        total = before[0].new_zeros(shape) if before[1] is None else before[1].reshape(shape)
         memory = torch.cat([before[0], total.unsqueeze(-1).to(before[0].dtype)], -1)
     out, final = chunk_simple_gla(
         q, k, torch.cat([v, ones], -1), None, None, scale, memory, True, cu_seqlens=cu_seqlens

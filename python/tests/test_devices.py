@@ -1,0 +1,470 @@
+"""Other ways to compute than our kernels: plain PyTorch against them, and the mapping onto flash-linear-attention.
+
+Run as a script with ``TRITON_INTERPRET=1``, it compares flash-linear-attention's kernels under Triton's interpreter.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from falcon_fwa import RULES, Rule  # noqa: E402
+from falcon_fwa.ops import BACKENDS, FalconState, backend_of, falcon, falcon_step, fresh_state  # noqa: E402
+from falcon_fwa.ops import triton as mapping  # noqa: E402
+
+HEADS, KEY_HEADS, DIM_K, DIM_V = 4, 2, 5, 3
+MAPPED = ("falcon-1", "falcon-1a", "retnet", "mamba-2", "deltanet", "gated-deltanet", "linear-attention")
+
+
+def inputs(rule, batch, time, seed=0, dtype=torch.float64):
+    """Queries, keys, values, gains and decays in the range that the rule wants."""
+    make = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=make, dtype=torch.float64)
+
+    def uniform(*shape):
+        return torch.rand(*shape, generator=make, dtype=torch.float64)
+
+    q, k = normal(batch, time, KEY_HEADS, DIM_K), normal(batch, time, KEY_HEADS, DIM_K)
+    v = normal(batch, time, HEADS, DIM_V)
+    columns = (DIM_V,) if rule.per_column else ()
+    scale = {"beta": 1.9, "eta": 0.3, "unit": None}[rule.gain]
+    gain = None if scale is None else scale * uniform(batch, time, HEADS, *columns)
+    decay = None if rule.decay == "none" else uniform(batch, time, HEADS, *(columns if rule.decay == "gate" else ()))
+    return [None if part is None else part.to(dtype) for part in (q, k, v, gain, decay)]
+
+
+def states(rule, lengths, dtype=torch.float64):
+    """The states of sequences that have read so many tokens."""
+    q, k, v, gain, decay = inputs(rule, 1, sum(lengths), seed=7, dtype=dtype)
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    _, state = falcon(
+        q, k, v, gain, decay, rule=rule, cu_seqlens=offsets, output_final_state=True, backend="kernels"
+    )  # fmt: skip
+    return state
+
+
+def results(run, given, state):
+    """Outputs, final state, and gradients of all inputs and of the state, with random weights of what comes out."""
+    given = [None if part is None else part.detach().clone().requires_grad_() for part in given]
+    state = FalconState(*(part.detach().clone().requires_grad_() for part in state[:4]), state.counts)
+    out, final = run(*given, state)
+    make = torch.Generator().manual_seed(3)
+    parts = (out, *final[:4])
+    loss = sum((part * torch.randn(part.shape, generator=make, dtype=part.dtype)).sum() for part in parts)
+    names = ("q", "k", "v", "gain", "decay", *FalconState._fields[:4])
+    wanted = {name: part for name, part in zip(names, (*given, *state[:4]), strict=True) if part is not None}
+    grads = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+    made = {"out": out, **{f"final.{name}": part for name, part in zip(FalconState._fields, final, strict=True)}}
+    for (name, part), grad in zip(wanted.items(), grads, strict=True):
+        made[f"grad.{name}"] = torch.zeros_like(part) if grad is None else grad
+    return made
+
+
+def assert_close(got, expected, tolerance=1e-9):
+    assert got.keys() == expected.keys()
+    for name, want in expected.items():
+        have = got[name]
+        assert have.shape == want.shape and have.dtype == want.dtype, name
+        if want.numel() == 0:
+            continue
+        error, scale = (have - want).abs().max().item(), want.abs().max().item()
+        assert error <= tolerance * (scale or 1.0), f"{name}: {error:.2e} apart, of {scale:.2e}"
+
+
+def compare(rule, given, state, tolerance=1e-9, **options):
+    """The kernels in their recurrent form, the definition, against PyTorch."""
+
+    def by(backend, form):
+        def run(q, k, v, gain, decay, state):
+            return falcon(
+                q, k, v, gain, decay, rule=rule, initial_state=state, output_final_state=True, backend=backend,
+                form=form, chunk_size=16, **options,
+            )  # fmt: skip
+
+        return run
+
+    expected = results(by("kernels", "recurrent"), given, state)
+    assert_close(results(by("torch", "chunked"), given, state), expected, tolerance)
+    return expected
+
+
+@pytest.mark.parametrize("read", ["after", "before"])
+@pytest.mark.parametrize("align", ["next", "same"])
+@pytest.mark.parametrize("name", RULES)
+def test_torch_is_the_kernels(name, align, read):
+    rule = Rule(name, align=align, read=read)
+    # A fresh sequence, one whose window is not full yet, and one that has read more than it.
+    state = states(rule, [0, 2, 6])
+    for time in (1, 5, 37):
+        compare(rule, inputs(rule, 3, time), state)
+
+
+OPTIONS = [
+    ("falcon-1", {"gain": "eta"}),
+    ("falcon-1", {"decay": "ridge", "eps": 0.25}),
+    ("falcon-1", {"decay": "none"}),
+    ("falcon-1", {"decay": "gate"}),
+    ("falcon-1", {"detach": True, "gamma_floor": 0.5}),
+    ("falcon-1a", {"gain": "unit", "decay": "ridge"}),
+    ("falcon-1a", {"gain": "eta", "detach": True}),
+    ("falcon-2", {"gain": "eta", "decay": "gate"}),
+    ("falcon-2", {"decay": "ridge", "gamma_floor": 0.0}),
+    ("falcon-2", {"detach": True}),
+    ("falcon-2a", {"decay": "gate"}),
+    ("falcon-2a", {"gain": "eta", "decay": "none"}),
+    ("falcon-3", {"window": 2, "detach": False}),
+    ("falcon-3", {"window": 7, "gain": "eta"}),
+    ("falcon-3", {"window": 40}),
+    ("falcon-3", {"window": 3, "decay": "gate", "align": "same"}),
+    ("falcon-3a", {"window": 2, "detach": False}),
+    ("falcon-3a", {"window": 40, "gain": "eta", "read": "before"}),
+    ("normalised-linear-attention", {"window": 3, "gain": "eta", "decay": "gate", "align": "next"}),
+    ("gated-deltanet", {"window": 3, "gain": "beta", "decay": "scaled-ridge"}),
+    ("online-ridge", {"gamma_floor": 0.125}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=lambda value: str(value))
+def test_options(name, options):
+    rule = Rule(name, **options)
+    compare(rule, inputs(rule, 3, 21), states(rule, [0, 2, 6]))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_packed(name):
+    rule = Rule(name)
+    lengths = [7, 0, 1, 20]
+    offsets = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).to(torch.int32)
+    compare(rule, inputs(rule, 1, sum(lengths)), states(rule, [0, 3, 0, 6]), cu_seqlens=offsets)
+
+
+def test_packed_offsets_must_cover_the_tokens():
+    rule = Rule("falcon-1")
+    q, k, v, gain, decay = inputs(rule, 1, 5)
+    for wrong in ([0, 3], [1, 5], [0, 4, 3, 5]):
+        with pytest.raises(ValueError, match="cu_seqlens must rise"):
+            falcon(q, k, v, gain, decay, rule=rule, cu_seqlens=torch.tensor(wrong), backend="torch")
+
+
+@pytest.mark.parametrize("name", ["falcon-1", "falcon-2", "falcon-3", "falcon-1a", "falcon-2a", "falcon-3a"])
+def test_the_floor_of_the_carry(name):
+    rule = Rule(name)
+    q, k, v, gain, decay = inputs(rule, 2, 37)
+    gain, decay = torch.full_like(gain, 1.5), 20 * decay  # Most steps are clamped, some are not.
+    made = compare(rule, (q, k, v, gain, decay), states(rule, [0, 6]))
+    assert made["grad.decay"].count_nonzero() < decay.numel()
+
+
+@pytest.mark.parametrize("name", ["falcon-1", "falcon-2", "falcon-3a", "retnet", "mamba-2", "gated-deltanet"])
+def test_gates_of_zero(name):
+    rule = Rule(name, decay="gate")
+    q, k, v, gain, decay = inputs(rule, 2, 37)
+    decay[:, 3::5] = 0
+    decay[:, 4] = 0
+    made = compare(rule, (q, k, v, gain, decay), states(rule, [0, 6]))
+    assert made["grad.decay"][:, 3::5].abs().min() > 0
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+@pytest.mark.parametrize("name", ["falcon-1", "falcon-2", "falcon-3", "falcon-1a", "falcon-2a", "falcon-3a"])
+def test_gains_of_two_and_keys_of_zero(name, eps):
+    rule = Rule(name, eps=eps)
+    q, k, v, gain, decay = inputs(rule, 2, 37)
+    gain, decay = torch.full_like(gain, 2), 0 * decay
+    k[0, 8:20] = 0  # Longer than a window: with ε = 0 there is nothing to divide by.
+    k[1, 4] = 0
+    compare(rule, (q, k, v, gain, decay), states(rule, [0, 6]))
+
+
+def test_continuation():
+    for name in ("falcon-1", "falcon-2a", "falcon-3", "falcon-3a", "normalised-linear-attention"):
+        rule = Rule(name)
+        given = inputs(rule, 2, 23)
+        whole, end = falcon(*given, rule=rule, output_final_state=True, backend="torch")
+        state, parts = None, []
+        for piece in (slice(0, 1), slice(1, 3), slice(3, 20), slice(20, 20), slice(20, 23)):
+            part = [None if x is None else x[:, piece] for x in given]
+            out, state = falcon(*part, rule=rule, initial_state=state, output_final_state=True, backend="torch")
+            parts.append(out)
+        assert_close({"out": torch.cat(parts, 1), **state._asdict()}, {"out": whole, **end._asdict()}, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["falcon-1", "falcon-2", "falcon-3", "falcon-3a"])
+def test_chunks_do_not_matter(name):
+    rule = Rule(name)
+    given = inputs(rule, 2, 37)
+    whole, _ = falcon(*given, rule=rule, backend="torch", chunk_size=64)
+    for size in (1, 3, 37):
+        out, _ = falcon(*given, rule=rule, backend="torch", chunk_size=size)
+        assert_close({"out": out}, {"out": whole}, 1e-11)
+    with pytest.raises(ValueError, match="chunk_size"):
+        falcon(*given, rule=rule, backend="torch", chunk_size=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_types(dtype):
+    for name in ("falcon-1", "falcon-2", "falcon-3", "falcon-1a"):
+        rule = Rule(name)
+        given = inputs(rule, 2, 37, dtype=dtype)
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # Which must not reach in.
+            out, final = falcon(*given, rule=rule, output_final_state=True, backend="torch")
+        expected, end = falcon(*given, rule=rule, output_final_state=True, backend="kernels")
+        assert out.dtype == dtype and final.memory.dtype == torch.float32
+        torch.testing.assert_close(out, expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-4)
+        torch.testing.assert_close(final.memory, end.memory, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["falcon-1", "falcon-2a", "falcon-3", "falcon-3a"])
+def test_compiled(name):
+    rule = Rule(name)
+    given, state = inputs(rule, 2, 3), states(rule, [0, 6])
+
+    def run(q, k, v, gain, decay, state):
+        return falcon(
+            q, k, v, gain, decay, rule=name, initial_state=state, output_final_state=True, backend="torch", chunk_size=2
+        )  # fmt: skip
+
+    # What a compiler makes of the graph is its own affair, and takes longer.
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    assert_close(results(compiled, given, state), results(run, given, state), 1e-11)
+
+
+@pytest.mark.parametrize("backend", ["kernels", "torch"])
+def test_one_token(backend):
+    for name in RULES:
+        rule = Rule(name)
+        given, state = inputs(rule, 3, 1), states(rule, [0, 2, 6])
+        out, final = falcon_step(*given, state=state, rule=name, backend=backend)
+        expected, end = falcon(*given, rule=rule, initial_state=state, output_final_state=True, backend="kernels")
+        assert_close({"out": out, **final._asdict()}, {"out": expected, **end._asdict()}, 1e-11)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_another_device(name):
+    """The meta device has shapes and no numbers: whatever made a tensor on the CPU would fail."""
+    rule = Rule(name)
+    given = [None if part is None else part.to("meta").requires_grad_() for part in inputs(rule, 2, 21)]
+    out, final = falcon(*given, rule=rule, output_final_state=True)
+    expected = fresh_state(rule, *given[:3:2])
+    assert out.shape == given[2].shape and out.device.type == "meta"
+    assert [part.shape for part in final] == [part.shape for part in expected]
+    assert {part.device.type for part in final} == {"meta"}
+    out.sum().backward()
+    assert all(part.grad.shape == part.shape for part in given if part is not None)
+
+
+def test_which_backend():
+    assert BACKENDS == ("kernels", "triton", "torch")
+    for rule in (None, *RULES):
+        assert backend_of("cpu", rule) == "kernels"
+        assert backend_of("mps", rule) == backend_of("xpu:1", rule) == "torch"
+
+
+def test_which_backend_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(mapping, "missing", lambda: None)
+    for name in RULES:
+        assert backend_of("cuda:1", name) == ("triton" if name in MAPPED else "torch"), name
+    assert backend_of("cuda", Rule("falcon-1", read="before")) == "torch"
+    assert backend_of("cuda", "falcon-1", torch.float64) == "torch"
+    assert backend_of("cuda", "falcon-1", dim_k=257) == "torch"
+    assert backend_of("cuda", "falcon-1a", dim_k=257) == "triton"
+    monkeypatch.setattr(mapping, "missing", lambda: "not here")
+    assert backend_of("cuda", "falcon-1") == "torch"
+
+
+def test_a_backend_that_cannot_run_says_why():
+    rule = Rule("falcon-1")
+    given = inputs(rule, 1, 3)
+    meta = [part.to("meta") for part in given]
+    state = fresh_state(rule, *meta[:3:2])
+    for tensors, options, words in (
+        (given, {"backend": "cuda"}, "backend must be one of auto, kernels, triton, torch, got 'cuda'"),
+        (given, {"backend": "triton"}, "'triton' cannot run falcon-1: its kernels run on CUDA and ROCm, not on cpu"),
+        (meta, {"backend": "kernels"}, "'kernels' cannot run falcon-1: its kernels run on the CPU, not on meta"),
+        (given, {"backend": "torch", "form": "masked"}, "form must be"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            falcon(*tensors, **options)
+    with pytest.raises(ValueError, match="not on meta"):
+        falcon_step(*(part[:, :1] for part in meta), state=state, backend="kernels")
+
+
+# --- flash-linear-attention ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_which_rules_map(name):
+    assert mapping.supported(Rule(name)) == (name in MAPPED)
+    assert not mapping.supported(Rule(name, read="before"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("falcon-1", {"decay": "gate"}, "divide by the gate"),
+        ("falcon-1", {"gamma_floor": 0.0}, "gamma_floor must be"),
+        ("falcon-2", {}, "each column"),
+        ("falcon-3", {}, "one pair at each step, the rule 4"),
+        ("online-ridge", {}, "negative"),
+        ("normalised-linear-attention", {}, "total weight"),
+    ],
+)
+def test_rules_that_do_not_map_say_why(name, options, words):
+    rule = Rule(name, **options)
+    given = inputs(rule, 1, 3, dtype=torch.float32)
+    with pytest.raises(ValueError, match=words):
+        mapping.run(*given, fresh_state(rule, *given[:3:2]), None, rule, 16)
+
+
+def one_by_one(function):
+    """Packed sequences one after the other, by a function that has no offsets, nor heads of keys that are shared."""
+
+    def run(q, k, v, g, initial_state, cu_seqlens=None, **options):
+        q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
+        g = v.new_zeros(v.shape[:3]) if g is None else g
+        beta = options.pop("beta", None)
+        tensors = {"q": q, "k": k, "v": v, "g": g, **({} if beta is None else {"beta": beta})}
+        if cu_seqlens is None:
+            return function(**tensors, initial_state=initial_state, **options)
+        outs, finals = [], []
+        for n, (start, end) in enumerate(zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)):
+            part = {name: x[:, start:end] for name, x in tensors.items()}
+            out, final = function(**part, initial_state=initial_state[n : n + 1], **options)
+            outs.append(out)
+            finals.append(final)
+        return torch.cat(outs, 1), torch.cat(finals)
+
+    return run
+
+
+def naive_kernels():
+    from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule
+    from fla.ops.simple_gla.naive import naive_recurrent_simple_gla
+
+    return mapping.Kernels(one_by_one(naive_recurrent_gated_delta_rule), one_by_one(naive_recurrent_simple_gla))
+
+
+def compare_mapped(rule, given, state, kernels, tolerance=2e-5, cu_seqlens=None):
+    """Our kernels in float64 against the mapping in float32."""
+
+    def mapped(*tensors):
+        return mapping.run(*tensors, cu_seqlens, rule, 64, kernels=kernels)
+
+    def ours(q, k, v, gain, decay, state):
+        return falcon(
+            q, k, v, gain, decay, rule=rule, initial_state=state, output_final_state=True, cu_seqlens=cu_seqlens,
+            backend="kernels", form="recurrent",
+        )  # fmt: skip
+
+    assert_close(results(mapped, given, state), results(ours, given, state), tolerance)
+
+
+@pytest.mark.parametrize("align", ["next", "same"])
+@pytest.mark.parametrize("name", MAPPED)
+def test_mapping_by_the_naive_functions(name, align):
+    pytest.importorskip("fla")
+    rule = Rule(name, align=align)
+    state = states(rule, [0, 2, 6], torch.float32)
+    for time in (1, 13):
+        compare_mapped(rule, inputs(rule, 3, time, dtype=torch.float32), state, naive_kernels())
+    offsets = torch.tensor([0, 5, 5, 12])
+    compare_mapped(rule, inputs(rule, 1, 12, dtype=torch.float32), state, naive_kernels(), cu_seqlens=offsets)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("falcon-1", {"gain": "eta", "gamma_floor": 0.25}),
+        ("falcon-1", {"decay": "ridge"}),
+        ("falcon-1", {"decay": "none"}),
+        ("falcon-3", {"window": 1}),
+        ("falcon-1a", {"decay": "gate"}),
+        ("falcon-1a", {"gain": "unit", "decay": "ridge", "gamma_floor": 0.0}),
+        ("gated-deltanet", {"gain": "beta", "decay": "scaled-ridge"}),
+        ("online-ridge", {"gamma_floor": 0.01}),
+    ],
+    ids=lambda value: str(value),
+)
+def test_mapping_of_options(name, options):
+    pytest.importorskip("fla")
+    rule = Rule(name, **options)
+    state = states(rule, [0, 6], torch.float32)
+    compare_mapped(rule, inputs(rule, 2, 13, dtype=torch.float32), state, naive_kernels())
+
+
+@pytest.mark.parametrize("name", ["retnet", "gated-deltanet"])
+def test_mapping_of_gates_of_zero(name):
+    pytest.importorskip("fla")
+    rule = Rule(name)
+    given = inputs(rule, 2, 13, dtype=torch.float32)
+    given[4][:, ::4] = 0
+    state = states(rule, [0, 6], torch.float32)
+    out, final = mapping.run(*given, state, None, rule, 64, kernels=naive_kernels())
+    expected, end = falcon(*given, rule=rule, initial_state=state, output_final_state=True, backend="kernels")
+    assert_close({"out": out, "memory": final.memory}, {"out": expected, "memory": end.memory}, 1e-5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
+def test_mapping_by_triton_kernels_under_the_interpreter():
+    pytest.importorskip("fla")
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", __file__], env=environment, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert ran.stdout.split() == list(MAPPED)
+
+
+class Counter(int):
+    """A number that can be told its type, as those that loops of compiled kernels count with."""
+
+    def to(self, _dtype):
+        return self
+
+
+def prepare_interpreter():
+    """Help flash-linear-attention's kernels over what Triton's interpreter lacks."""
+    import builtins
+    import importlib
+
+    import triton.runtime.autotuner as autotuner
+
+    # To choose among configurations there must be a driver, which there is not: leave one.
+    initialise = autotuner.Autotuner.__init__
+    autotuner.Autotuner.__init__ = lambda self, fn, names, configs, *args, **kwargs: initialise(
+        self, fn, names, configs[:1], *args, **kwargs
+    )
+    for name in ("chunk_h", "chunk_delta_h"):
+        module = importlib.import_module(f"fla.ops.common.{name}")
+        module.range = lambda *bounds: map(Counter, builtins.range(*map(int, bounds)))
+
+
+def interpreted():
+    """Compare the chunked kernels with gradients, one rule of each kind, and the recurrent kernels for all."""
+    prepare_interpreter()
+    offsets = torch.tensor([0, 3, 4])
+    for name in MAPPED:
+        rule = Rule(name)
+        state = states(rule, [0, 1], torch.float32)
+        for batch, cu_seqlens in ((2, None), (1, offsets)):
+            given = inputs(rule, batch, 4, dtype=torch.float32)
+            if name in ("falcon-1", "falcon-1a"):
+                compare_mapped(rule, given, state, mapping.chunked_kernels(), cu_seqlens=cu_seqlens)
+            out, final = mapping.run(*given, state, cu_seqlens, rule, 64, kernels=mapping.recurrent_kernels())
+            expected, end = falcon(
+                *given, rule=rule, initial_state=state, output_final_state=True, cu_seqlens=cu_seqlens,
+                backend="kernels",
+            )  # fmt: skip
+            assert_close({"out": out, **final._asdict()}, {"out": expected, **end._asdict()}, 2e-5)
+        print(name)
+
+
+if __name__ == "__main__":
+    interpreted()
