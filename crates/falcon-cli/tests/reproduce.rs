@@ -298,12 +298,12 @@ fn settings_are_searched_for_once_and_recorded() {
         }
     }
     assert_eq!(fs::read_dir(at("search")).unwrap().count(), 8);
-    let trial = RunConfig::read(&at("search/retnet-lr1e-3-emb0.1/config.toml")).unwrap();
-    assert_eq!((trial.train.seed, trial.train.schedule.lr, trial.model.initializer_range), (1000, 1e-3, 0.1));
+    let trial = RunConfig::read(&at("search/retnet-lr2e-3-emb0.02/config.toml")).unwrap();
+    assert_eq!((trial.train.seed, trial.train.schedule.lr, trial.model.initializer_range), (1000, 2e-3, 0.02));
     let page = fs::read_to_string(at("table.md")).unwrap();
     assert!(page.contains("| search: validation loss after 6 steps | learning rate |"), "{page}");
     // Again: nothing is done twice. With a learning rate that was not chosen, the runs there are others.
-    let metrics = at("search/retnet-lr1e-3-emb0.1/metrics.jsonl");
+    let metrics = at("search/retnet-lr2e-3-emb0.02/metrics.jsonl");
     let before = fs::read(&metrics).unwrap();
     assert_eq!(printed(&lm(&args, folder.path())), shown);
     assert_eq!(fs::read(&metrics).unwrap(), before);
@@ -326,7 +326,7 @@ fn an_interrupt_saves_the_search() {
     command.args(["--set=model.hidden_size=16", "--set=model.num_heads=2", "--set=task.length=16"]);
     command.args(["--set=train.save_every=100000", "--set=train.eval_every=100000"]);
     let mut process = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
-    let trial = folder.path().join("out/search/retnet-lr1e-3-emb0.02");
+    let trial = folder.path().join("out/search/retnet-lr2e-3-emb0.005");
     let begun = std::time::Instant::now();
     while !fs::metadata(trial.join("metrics.jsonl")).is_ok_and(|metrics| metrics.len() > 2000) {
         assert!(process.try_wait().unwrap().is_none(), "it ended by itself");

@@ -203,8 +203,8 @@ SCALES
 
 SEARCH
 
-  At the scale small, every model first tries learning rates of 1e-3, 2e-3 and 4e-3 with initial
-  scales of the embedding of 0.02 and 0.1: one run of 250 steps and seed 1000 for each of the six,
+  At the scale small, every model first tries learning rates of 2e-3, 4e-3 and 8e-3 with initial
+  scales of the embedding of 0.005 and 0.02: one run of 250 steps and seed 1000 for each of the six,
   the same for all models. The one of the lowest validation loss is taken for all seeds. One that
   diverges is never taken. table.md has the losses, and marks what was chosen at the edge of the
   grid. Elsewhere the learning rate is the scale's, and --search does the same.

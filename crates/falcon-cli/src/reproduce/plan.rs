@@ -209,7 +209,7 @@ mod tests {
                 }
             }
             let first = &plan.searches[1].trials[0];
-            assert_eq!(first.folder, Path::new("out/search/retnet-lr1e-3-emb0.02"));
+            assert_eq!(first.folder, Path::new("out/search/retnet-lr2e-3-emb0.005"));
             // The full runs differ from what they are without a search in the two values.
             let FamilySearch { family, grid, .. } = &plan.searches[1];
             let found = &plan.runs_of(family, Some(&grid[5])).unwrap()[0];
