@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import falcon_fwa
-from falcon_fwa import Rule, State, scan, vjp
+from falcon_fwa import Rule, State, _native, scan, vjp
 
 
 def inputs(rule, batch=2, time=37, heads=4, key_heads=2, dim_k=5, dim_v=6, seed=0, dtype=np.float64):
@@ -110,6 +110,12 @@ def test_two_python_threads_at_once():
     assert len(found) == 20
     for out in found:
         np.testing.assert_array_equal(out, expected)
+
+
+def test_a_panic_is_an_exception():
+    with pytest.raises(RuntimeError, match="a bug in falcon_fwa, please report it: on purpose"):
+        _native.panic("on purpose")
+    test_threads_change_nothing()
 
 
 def test_no_time_is_no_step():

@@ -271,23 +271,24 @@ def test_no_time():
     torch.testing.assert_close(state.memory.grad, torch.ones_like(state.memory))
 
 
-def _in_child(queue, given, expected):
-    out, _ = ops.falcon(*given)
+def _in_child(queue, given, expected, name):
+    out, _ = ops.falcon(*given, rule=name)
     queue.put(bool(torch.equal(out, expected)))
 
 
-def test_a_forked_process_has_threads_of_its_own():
-    given = [x.detach() for x in inputs(Rule("falcon-1"), time=200)]
-    expected, _ = ops.falcon(*given)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_forked_process_has_threads_of_its_own(name):
+    given = inputs(Rule(name), time=200)
+    expected, _ = ops.falcon(*given, rule=name)
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    child = context.Process(target=_in_child, args=(queue, given, expected))
+    child = context.Process(target=_in_child, args=(queue, given, expected, name))
     child.start()
     assert queue.get(timeout=60)
     child.join(timeout=60)
     assert child.exitcode == 0
     # The parent's are still there.
-    torch.testing.assert_close(ops.falcon(*given)[0], expected, rtol=0, atol=0)
+    torch.testing.assert_close(ops.falcon(*given, rule=name)[0], expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", NAMES)

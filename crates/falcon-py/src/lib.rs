@@ -19,7 +19,7 @@ mod _native {
     #[pymodule_export]
     use super::rule::PyRule;
     #[pymodule_export]
-    use super::scan::{backward, forward, step};
+    use super::scan::{backward, forward, panic, step};
 
     use super::*;
 

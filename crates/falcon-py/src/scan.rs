@@ -180,6 +180,12 @@ fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> PyResult<T> + Send) 
     })
 }
 
+/// Panics, so that a test can see what becomes of it.
+#[pyfunction]
+pub fn panic(py: Python<'_>, message: String) -> PyResult<()> {
+    detached(py, || panic!("{message}"))
+}
+
 /// Calls a generic function with the number type of an array.
 macro_rules! by_number {
     ($array:expr, $call:ident($($argument:expr),* $(,)?)) => {
