@@ -140,7 +140,7 @@ def _cases():
                     yield pytest.param(family, function, case, id=f"{function.__name__}-{name}")
 
 
-@pytest.mark.parametrize("family, function, case", _cases())
+@pytest.mark.parametrize("family, function, case", list(_cases()))
 def test_functions_agree_with_references(family, function, case):
     pytest.importorskip("fla")
     case = dict(case)
