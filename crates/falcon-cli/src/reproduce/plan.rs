@@ -212,7 +212,7 @@ mod tests {
             assert_eq!(first.folder, Path::new("out/search/retnet-lr2e-3-emb0.005"));
             // The full runs differ from what they are without a search in the two values.
             let FamilySearch { family, grid, .. } = &plan.searches[1];
-            let found = &plan.runs_of(family, Some(&grid[5])).unwrap()[0];
+            let found = &plan.runs_of(family, Some(&grid[4])).unwrap()[0];
             let without = plan.runs.iter().find(|run| run.folder == found.folder).unwrap();
             let differences: Vec<String> =
                 without.config.differences(&found.config).into_iter().map(|(key, ..)| key).collect();
