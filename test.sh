@@ -24,8 +24,8 @@ python() {
     $env/bin/ruff format --quiet --check python
     if ! $env/bin/python -c "import torch" 2>/dev/null; then
         (cd "$tests" && ../../$env/bin/python -m pytest -c "$config" "$tests")
-        $pip install --quiet -r python/requirements-torch.txt
     fi
+    $pip install --quiet -r python/requirements-torch.txt
     (cd "$tests" && ../../$env/bin/python -m pytest -c "$config" "$tests")
 }
 
