@@ -26,7 +26,8 @@ pub struct ExportArgs {
     #[arg(long, value_name = "DIR")]
     pub hf: PathBuf,
 
-    /// The tokenizer, if it is not beside the model: bytes, a tokenizer.json, or a folder with vocab.json and merges.txt.
+    /// The tokenizer, if it is not beside the model: bytes, a tokenizer.json, or a folder with vocab.json and
+    /// merges.txt.
     #[arg(long, value_name = "NAME")]
     pub tokenizer: Option<String>,
 
@@ -81,8 +82,8 @@ pub enum ExportError {
     Output(#[from] io::Error),
 }
 
-/// The code that `trust_remote_code` loads. Everything is in the package; classes of their own, because transformers copy the files of
-/// a class that was loaded so when it is saved.
+/// The code that `trust_remote_code` loads. Everything is in the package. The classes are subclasses of the package's,
+/// because transformers copy the file that defines such a class whenever a model is saved.
 const CODE: [(&str, &str); 2] = [
     ("configuration_falcon_fwa.py", include_str!("export/configuration_falcon_fwa.py")),
     ("modeling_falcon_fwa.py", include_str!("export/modeling_falcon_fwa.py")),

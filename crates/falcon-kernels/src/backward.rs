@@ -195,8 +195,8 @@ impl<'a, F: Real> Recorded<'a, F> {
     }
 }
 
-/// Where [`backward_into`] puts the gradients of the inputs, shaped as in [`Grads`]. Those of `q`, `k` and `v` are added to
-/// what is there, so start with zeros; those of `gain` and `decay` replace it.
+/// Where [`backward_into`] puts the gradients of the inputs, shaped as in [`Grads`]. Those of `q`, `k` and `v` are
+/// added to what is there, so start with zeros; those of `gain` and `decay` replace it.
 #[derive(Debug)]
 pub struct GradsMut<'a, F> {
     /// `[tokens, key_heads, dim_k]`.

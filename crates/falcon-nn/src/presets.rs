@@ -93,8 +93,8 @@ fn size(name: &str) -> Result<Size, ConfigError> {
 }
 
 impl MixerConfig {
-    /// A mixer by name, for a residual stream of `hidden` numbers: as in the paper, or to be changed from there. Those without
-    /// a SwiGLU beside them, `mamba2` and `falcon-1a-deep`, have heads of their own and do not look at `heads`.
+    /// A mixer by name, for a residual stream of `hidden` numbers: as in the paper, or to be changed from there. Those
+    /// without a SwiGLU beside them, `mamba2` and `falcon-1a-deep`, have heads of their own and ignore `heads`.
     pub fn preset(name: &str, hidden: usize, heads: usize) -> Result<Self, ConfigError> {
         let wrong =
             |name, range: String, got: usize| Err(ConfigError::Number { name, range, got: got.to_string() });

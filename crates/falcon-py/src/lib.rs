@@ -1,7 +1,8 @@
 //! `falcon_fwa._native`: the kernels, for Python.
 //!
-//! Arrays come in by DLPack, from PyTorch, NumPy or anything else that speaks it, and are read where they lie. Results go
-//! into arrays that the caller has made, so that they come from the caller's allocator. Nothing here knows a framework.
+//! Arrays come in by DLPack, from PyTorch, NumPy or anything else that speaks it, and are read where they lie.
+//! Results go into arrays that the caller has made, so that they come from the caller's allocator. Nothing here knows
+//! a framework.
 //!
 //! The interpreter is free to run other threads while a kernel runs. What the kernels refuse becomes a `ValueError`; a
 //! panic becomes a `RuntimeError`, and the process stays usable.

@@ -102,8 +102,8 @@ impl InputArrays {
     }
 }
 
-/// The arrays of a state: memory, last key, tail keys, tail values, and `[sequences, 2]` whole numbers: whether there was
-/// a token before, and how many pairs the tail has.
+/// The arrays of a state: memory, last key, tail keys, tail values, and `[sequences, 2]` whole numbers: whether there
+/// was a token before, and how many pairs the tail has.
 struct StateArrays([Array; 5]);
 
 impl StateArrays {

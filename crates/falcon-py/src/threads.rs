@@ -1,8 +1,8 @@
 //! Threads for the kernels: a pool of each size that is asked for, made on first use.
 //!
-//! A fork leaves a child without the threads of its parent's pools, and a call on such a pool would wait forever. So pools
-//! remember the process that made them, and a child makes its own. There is no lock: one that another thread held during
-//! the fork would stay locked in the child.
+//! A fork leaves a child without the threads of its parent's pools, and a call on such a pool would wait forever. So
+//! pools remember the process that made them, and a child makes its own. There is no lock: one that another thread held
+//! during the fork would stay locked in the child.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
