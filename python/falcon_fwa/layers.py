@@ -343,7 +343,7 @@ class FalconAttention(nn.Module):
             positions = _Past(cache, keep).positions(x, cu_seqlens, mask, o.softmax)
         q, k, v = self._features(q, k, v, positions)
         if o.softmax:
-            read = self._attend(q, k, v, cache if keep or cache is not None else None, keep, cu_seqlens, attention_mask)
+            read = self._attend(q, k, v, cache, keep, cu_seqlens, attention_mask)
         else:
             read = self._scan(x, q, k, v, cache, keep, cu_seqlens)
         if self.D is not None:

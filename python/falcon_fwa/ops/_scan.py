@@ -183,7 +183,7 @@ def _backward(ctx, grad_out, *rest):
     *tensors, saved = ctx.saved_tensors
     q, v, state = tensors[0], tensors[2], tensors[5:9]
     if grad_out is None:
-        grad_out = v.new_zeros((*v.shape[:2], *v.shape[2:]))
+        grad_out = torch.zeros_like(v)
     final = []
     if any(grad is not None for grad in rest[:4]):
         dtype = working_dtype(q.dtype)

@@ -68,7 +68,7 @@ def _run(
     cu_seqlens: Tensor | None,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    if q.shape[-1:] != k.shape[-1:] or q.shape != k.shape:
+    if q.shape != k.shape:
         raise ValueError(f"q and k must have the same shape, got q {list(q.shape)} and k {list(k.shape)}")
     if cu_seqlens is not None:
         if q.shape[0] != 1:
