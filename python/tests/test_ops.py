@@ -153,6 +153,31 @@ def test_vmap_is_a_loop(name):
                 torch.testing.assert_close(leaf.grad.movedim(1, 0)[index], alone.grad)
 
 
+@pytest.mark.parametrize("name", ["falcon-1", "falcon-2", "falcon-3a", "linear-attention"])
+def test_vmap_of_packed_sequences(name):
+    """Each element has packed sequences of its own, and their states."""
+    rule, offsets = Rule(name), torch.tensor([[0, 4, 21], [0, 15, 21], [0, 0, 21]])
+    many = [inputs(rule, batch=1, seed=seed) for seed in range(3)]
+    leaves = required(None if many[0][i] is None else torch.stack([one[i] for one in many]) for i in range(5))
+
+    def call(offsets, *tensors):
+        out, final = ops.falcon(*tensors, rule=rule, cu_seqlens=offsets, output_final_state=True, chunk_size=8)
+        return out, final.memory
+
+    axes = (0, *(None if x is None else 0 for x in leaves))
+    out, memory = torch.vmap(call, in_dims=axes)(offsets, *leaves)
+    (out.square().sum() + memory.sum()).backward()
+    for index, one in enumerate(many):
+        one = required(one)
+        expected, end = call(offsets[index], *one)
+        torch.testing.assert_close(out[index], expected)
+        torch.testing.assert_close(memory[index], end)
+        (expected.square().sum() + end.sum()).backward()
+        for leaf, alone in zip(leaves, one, strict=True):
+            if leaf is not None:
+                torch.testing.assert_close(leaf.grad[index], alone.grad)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("packed", [False, True])
 def test_many_gradients_at_once(name, packed):
