@@ -7,6 +7,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use console::{Term, truncate_str};
 use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::interrupt::stop_on_interrupt;
@@ -96,6 +97,12 @@ impl Progress {
         }
     }
 
+    /// A line that stays, cut to the width of the terminal if there is one.
+    pub fn say_in_a_line(&self, line: &str) {
+        let width = Term::stderr().size_checked().map_or(usize::MAX, |(_, columns)| columns.into());
+        self.say(&truncate_str(line, width, "…"));
+    }
+
     /// Takes it away.
     pub fn clear(&mut self) {
         if let Some((end, thread)) = self.lines.take() {
@@ -114,8 +121,9 @@ impl Drop for Progress {
 
 fn style(length: Option<u64>) -> ProgressStyle {
     let template = match length {
-        Some(_) => "{wide_bar} {pos}/{len}  {msg}  {eta} left",
-        None => "{spinner} {msg} {elapsed}",
+        // A message that is too long for the terminal is cut, so that the line does not wrap.
+        Some(_) => "{bar:12} {pos}/{len}  {wide_msg} {eta} left",
+        None => "{spinner} {wide_msg} {elapsed}",
     };
     ProgressStyle::with_template(template).expect("a template of ours")
 }

@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+use crate::data::TOKENIZER_FILE;
 use crate::tasks::{TASKS, TaskConfig, TaskError};
 use crate::train::{TrainConfig, TrainConfigError};
 
@@ -79,6 +80,21 @@ pub enum RunConfigError {
         got: String,
         /// The nearest known, or all.
         hint: String,
+    },
+    /// A run of another model or task.
+    #[error(
+        "{run} holds a run whose {key} is {there}, not {here}; choose another folder by --run, or start from its \
+         weights by --init-from"
+    )]
+    OtherRun {
+        /// The run's folder.
+        run: PathBuf,
+        /// The key.
+        key: String,
+        /// The run's value.
+        there: String,
+        /// What was asked for.
+        here: String,
     },
     /// A model that cannot be.
     #[error("model: {0}")]
@@ -158,6 +174,19 @@ impl Layer {
             value: value.map_or_else(String::new, Value::to_string),
             error: format!("this is {what}"),
         }
+    }
+
+    /// A layer with one of its keys.
+    pub(crate) fn only(&self, section: &str, key: &str) -> Option<Self> {
+        let value = self.values.get(section)?.get(key)?.clone();
+        Some(Self { from: self.from.clone(), ..Self::of(section, key, value) })
+    }
+
+    /// All keys of a model, but for its vocabulary, which follows from the task. `from` says where they come from.
+    pub fn model(from: &str, model: &ModelConfig) -> Self {
+        let Ok(Value::Object(mut keys)) = serde_json::to_value(model) else { unreachable!("a table") };
+        keys.remove("vocab_size");
+        Self { from: from.into(), values: Map::from_iter([("model".to_string(), Value::Object(keys))]) }
     }
 
     /// One key.
@@ -241,6 +270,32 @@ impl RunConfig {
         Ok(Self { preset, size, model, task, train })
     }
 
+    /// What continues the run in a folder: its own configuration, with the keys that are given over it. It reads the
+    /// run's copy of the tokenizer, unless another one is given.
+    pub fn continued(run: &Path, given: &[Layer]) -> Result<Self, RunConfigError> {
+        let mut layers = vec![Layer::file(&run.join(RUN_FILE))?];
+        for (section, key) in [("model", "preset"), ("model", "size"), ("task", "name")] {
+            let (there, here) = (last(&layers, section, key), last(given, section, key));
+            if let (Some(there), Some(here)) = (there, here)
+                && there != here
+            {
+                let (there, here) = (there.to_string(), here.to_string());
+                return Err(RunConfigError::OtherRun {
+                    run: run.into(),
+                    key: format!("{section}.{key}"),
+                    there,
+                    here,
+                });
+            }
+        }
+        let copy = run.join(TOKENIZER_FILE);
+        if last(&layers, "task", "tokenizer").is_some() && copy.is_file() {
+            layers.push(Layer::of("task", "tokenizer", copy.to_string_lossy().into_owned()));
+        }
+        layers.extend_from_slice(given);
+        Self::resolve(&layers)
+    }
+
     /// From the file of a run.
     pub fn read(path: &Path) -> Result<Self, RunConfigError> {
         Self::resolve(&[Layer::file(path)?])
@@ -256,25 +311,31 @@ impl RunConfig {
 
     /// The keys in which two configurations differ, with the values of both.
     pub fn differences(&self, other: &Self) -> Vec<(String, String, String)> {
-        let table =
-            |config: &Self| -> toml::Table { toml::from_str(&config.to_toml()).expect("as it was written") };
-        let (one, other) = (table(self), table(other));
-        let keys = |table: &toml::Table| -> Vec<(String, String)> {
-            let sections = table.iter().filter_map(|(section, values)| Some((section, values.as_table()?)));
-            sections
-                .flat_map(|(s, values)| values.iter().map(move |(k, v)| (format!("{s}.{k}"), v.to_string())))
-                .collect()
-        };
-        let (one, other) = (keys(&one), keys(&other));
-        let value = |of: &[(String, String)], key: &str| {
-            of.iter().find(|(k, _)| k == key).map_or_else(|| "unset".to_string(), |(_, value)| value.clone())
-        };
-        let mut names: Vec<&String> = one.iter().chain(&other).map(|(key, _)| key).collect();
-        names.sort();
-        names.dedup();
-        let all = names.into_iter().map(|key| (key.clone(), value(&one, key), value(&other, key)));
-        all.filter(|(_, a, b)| a != b).collect()
+        differences(&self.to_toml(), &other.to_toml()).expect("as it was written")
     }
+
+    /// The same with the paths of its data made absolute, so that it means the same in every working directory.
+    pub fn with_absolute_paths(&self) -> Self {
+        Self { task: self.task.with_absolute_paths(), train: self.train.with_absolute_paths(), ..self.clone() }
+    }
+}
+
+/// The keys in which two files differ, with the values of both: `section.key`, one, other. A key that the first does
+/// not have is not compared: files of earlier versions know fewer keys.
+pub(crate) fn differences(one: &str, other: &str) -> Result<Vec<(String, String, String)>, String> {
+    let table = |text: &str| toml::from_str::<toml::Table>(text).map_err(|error| error.to_string());
+    let (one, other) = (table(one)?, table(other)?);
+    let mut differences = Vec::new();
+    for (section, values) in one.iter().filter_map(|(section, values)| Some((section, values.as_table()?))) {
+        for (key, value) in values {
+            let now = other.get(section).and_then(|values| values.get(key));
+            if now != Some(value) {
+                let now = now.map_or_else(|| "unset".to_string(), toml::Value::to_string);
+                differences.push((format!("{section}.{key}"), value.to_string(), now));
+            }
+        }
+    }
+    Ok(differences)
 }
 
 /// How to train on a task, before single keys. A shorter run that says nothing of its warm-up has a shorter one.

@@ -52,3 +52,4 @@ pub mod reproduce;
 pub mod tasks;
 pub mod train;
 pub mod trained;
+pub mod transfer;

@@ -28,20 +28,47 @@ pub struct TrainArgs {
     #[arg(short, long, value_name = "TASK", value_parser = Names::of(TASKS))]
     pub task: Option<String>,
 
+    /// Steps of training; the same as --set train.steps=N.
+    #[arg(long, value_name = "N")]
+    pub steps: Option<u64>,
+
+    /// Sequences per step; the same as --set train.batch=N.
+    #[arg(long, value_name = "N")]
+    pub batch: Option<u64>,
+
+    /// Highest learning rate; the same as --set train.lr=RATE.
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
+    pub lr: Option<f64>,
+
     /// Any key of the configuration, such as train.lr=3e-4; may be given many times. The last one wins.
     #[arg(short, long = "set", value_name = "KEY=VALUE")]
     pub set: Vec<String>,
 
-    /// The run's folder; runs/TASK-PRESET if not given. If it holds a run already, that run goes on from its last
-    /// checkpoint; alone, its own configuration is used.
+    /// The run's folder; runs/TASK-PRESET if not given. If it holds a run already, that run continues from its last
+    /// checkpoint, with its own configuration. Keys of [train] that are given here, but for seed and batch, replace
+    /// its values from there on: --steps 800 continues a run of 400 steps.
     #[arg(short, long, value_name = "DIR")]
     pub run: Option<PathBuf>,
+
+    /// Start from the weights of this model instead of random ones: a run of `falcon train`, or a folder with
+    /// config.json and model.safetensors. The new run has its architecture. With another task or tokenizer, tokens
+    /// that both have keep their rows of the embedding, and new ones start from random values.
+    #[arg(long, value_name = "MODEL", conflicts_with_all = ["model", "size"])]
+    pub init_from: Option<PathBuf>,
+
+    /// Begin even if the memory that the run is estimated to need is not there.
+    #[arg(long)]
+    pub no_memory_check: bool,
+
+    /// Print the whole configuration before training begins.
+    #[arg(short, long)]
+    pub verbose: bool,
 
     /// Threads; all cores if not given. Results do not depend on it.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
 
-    /// Print the resolved configuration and stop; with --json, as JSON.
+    /// Print the resolved configuration and the memory it would need, and stop; with --json, as JSON.
     #[arg(long)]
     pub dry_run: bool,
 
@@ -90,6 +117,7 @@ const EXAMPLE: &str = r#"A COMPLETE FILE
   eval_every = 100            # steps
   save_every = 100            # steps; also at every best measurement, and at the end
   keep = 2                    # checkpoints beside the best
+  init_from = "none"          # the model whose weights the run started from, as --init-from
 
   For text, batch is 32 and steps 2000, the optimiser's defaults are the paper's (lr 1e-3, beta1
   0.9, beta2 0.95, weight_decay 0.1, clip 1), and
@@ -122,5 +150,7 @@ EXAMPLES
   falcon train --model transformer --set train.lr=1e-3 --set task.max_width=4
   falcon train --task text --set task.train=book.txt --set train.steps=5000
   falcon train mine.toml --run runs/mine
-  falcon train --run runs/mine                  go on after Ctrl-C, a crash or a kill
+  falcon train --run runs/mine                  continue after Ctrl-C, a crash or a kill
+  falcon train --run runs/mine --steps 4000     train on: the schedule becomes that of 4000 steps
+  falcon train --init-from runs/mine --task text --set task.train=letters.txt --lr 1e-4
   falcon report runs/*                          compare runs in one HTML page"#;

@@ -6,8 +6,12 @@ mod show;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use burn::tensor::Device;
 use falcon_lm::config::{Layer, RUN_FILE, RunConfig, RunConfigError};
-use falcon_lm::train::{Outcome, TrainError, Trainer};
+use falcon_lm::data::Tokenizer;
+use falcon_lm::train::{Changes, Footprint, FootprintError, Opening, Outcome, TrainError, Trainer, fresh_model};
+use falcon_lm::transfer::{Pretrained, TransferError};
+use falcon_nn::Model;
 use serde_json::{Value, json};
 use thiserror::Error;
 
@@ -27,6 +31,12 @@ pub enum TrainCommandError {
     /// The run could not go on.
     #[error(transparent)]
     Train(#[from] TrainError),
+    /// There is not enough memory.
+    #[error(transparent)]
+    Memory(#[from] FootprintError),
+    /// The model of --init-from cannot be started from.
+    #[error("--init-from: {0}")]
+    Transfer(#[from] TransferError),
     /// Threads could not be started.
     #[error(transparent)]
     Threads(#[from] ThreadsError),
@@ -37,42 +47,71 @@ pub enum TrainCommandError {
 
 /// Trains, and prints to stdout how it went. Tells how the run ended.
 pub fn run(args: &TrainArgs) -> Result<Outcome, TrainCommandError> {
-    let config = resolve(args)?;
+    let Plan { config, folder, named } = plan(args)?;
+    let footprint = Footprint::of(&config);
     if args.dry_run {
-        let text = if args.json { as_json(&config).to_string() + "\n" } else { config.to_toml() + "\n" };
+        let text = match args.json {
+            true => as_json(&config, &footprint).to_string() + "\n",
+            false => format!("# memory: {footprint}\n\n{}\n", config.to_toml()),
+        };
         printed(io::stdout().write_all(text.as_bytes()))?;
         return Ok(Outcome::Finished);
     }
-    let folder = args.run.clone().unwrap_or_else(|| default_folder(&config));
-    if !args.json {
+    if !args.no_memory_check {
+        footprint.check()?;
+    }
+    if args.verbose {
         // What the run is told, not what comes of it: nobody need read it.
         let _ = writeln!(io::stderr(), "{}", config.to_toml());
     }
     use_threads(args.threads.map(Into::into))?;
     let mut show = Show::new(&config, stop_on_interrupt(SAVING));
-    let mut trainer = match Trainer::open(&config, &folder, &mut show) {
+    let changes = if named { Changes::Accept } else { Changes::Refuse };
+    let opening = Opening { changes, initial: initial_model };
+    let mut trainer = match Trainer::open_by(&config, &folder, &opening, &mut show) {
         Err(error) if error.is_interrupt() => {
             show.clear();
             return Ok(Outcome::Interrupted);
         }
         opened => opened?,
     };
-    show.begin(&trainer);
+    show.begin(&config, &trainer, &footprint);
     let outcome = trainer.run(&mut show)?;
     printed(show.end(&mut io::stdout().lock(), &trainer, outcome, args.json))?;
     Ok(outcome)
 }
 
-/// Every key of a configuration, in the sections of its file.
-fn as_json(config: &RunConfig) -> Value {
-    let mut all = json!({ "model": config.model, "task": config.task, "train": config.train });
+/// What is to be run, and where.
+struct Plan {
+    config: RunConfig,
+    folder: PathBuf,
+    /// Whether the folder was named, so that a run in it is meant to be continued with what else was given.
+    named: bool,
+}
+
+/// Every key of a configuration, in the sections of its file, and the memory it needs.
+fn as_json(config: &RunConfig, footprint: &Footprint) -> Value {
+    let memory = json!({ "total": footprint.total(), "parts": footprint });
+    let mut all = json!({ "model": config.model, "task": config.task, "train": config.train, "memory": memory });
     all["model"]["preset"] = config.preset.as_str().into();
     all["model"]["size"] = config.size.as_str().into();
     all
 }
 
-/// What the arguments say; a folder given alone says it itself.
-fn resolve(args: &TrainArgs) -> Result<RunConfig, RunConfigError> {
+/// The model that a new run starts from.
+fn initial_model(config: &RunConfig, tokenizer: Option<&Tokenizer>, device: &Device) -> Result<Model, TrainError> {
+    let Some(source) = &config.train.init_from else { return fresh_model(config, tokenizer, device) };
+    let start = || -> Result<Model, TransferError> {
+        let source = Pretrained::open(source.as_ref(), device)?;
+        let (model, rows) = source.start(config, tokenizer, device)?;
+        let _ = writeln!(io::stderr(), "weights {} of {}; {rows}", source.weights(), source.folder().display());
+        Ok(model)
+    };
+    start().map_err(|error| TrainError::Initial(Box::new(error)))
+}
+
+/// What the arguments say, over what the run in the folder says if there is one.
+fn plan(args: &TrainArgs) -> Result<Plan, TrainCommandError> {
     let mut layers = Vec::new();
     if let Some(path) = &args.config {
         layers.push(Layer::file(path)?);
@@ -81,16 +120,32 @@ fn resolve(args: &TrainArgs) -> Result<RunConfig, RunConfigError> {
     for (section, key, value) in named {
         layers.extend(value.as_ref().map(|value| Layer::of(section, key, value.as_str())));
     }
+    layers.extend(args.steps.map(|steps| Layer::of("train", "steps", steps)));
+    layers.extend(args.batch.map(|batch| Layer::of("train", "batch", batch)));
+    layers.extend(args.lr.map(|lr| Layer::of("train", "lr", lr)));
     for set in &args.set {
         layers.push(Layer::set(set)?);
     }
-    let file = args.run.as_deref().map(|run| run.join(RUN_FILE)).filter(|file| file.exists());
-    match file {
-        Some(file) if layers.is_empty() => RunConfig::read(&file),
-        _ => RunConfig::resolve(&layers),
+    let is_run = |folder: &Path| folder.join(RUN_FILE).exists();
+    if let Some(folder) = args.run.clone().filter(|folder| is_run(folder)) {
+        if let Some(source) = &args.init_from {
+            layers.push(Layer::of("train", "init_from", source.to_string_lossy().into_owned()));
+        }
+        let config = RunConfig::continued(&folder, &layers)?;
+        return Ok(Plan { config, folder, named: true });
     }
-}
-
-fn default_folder(config: &RunConfig) -> PathBuf {
-    Path::new("runs").join(format!("{}-{}", config.task.name(), config.preset))
+    if let Some(source) = &args.init_from {
+        let mut below = Pretrained::layer(source)?;
+        below.push(Layer::of("train", "init_from", source.to_string_lossy().into_owned()));
+        layers.splice(0..0, below);
+    }
+    let config = RunConfig::resolve(&layers)?;
+    if let Some(folder) = args.run.clone() {
+        return Ok(Plan { config, folder, named: true });
+    }
+    let folder = Path::new("runs").join(format!("{}-{}", config.task.name(), config.preset));
+    match is_run(&folder) && args.init_from.is_none() {
+        true => Ok(Plan { config: RunConfig::continued(&folder, &layers)?, folder, named: false }),
+        false => Ok(Plan { config, folder, named: false }),
+    }
 }

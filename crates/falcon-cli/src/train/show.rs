@@ -4,9 +4,9 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use falcon_lm::config::RunConfig;
-use falcon_lm::memory;
-use falcon_lm::train::{EvalRecord, Outcome, Record, TrainRecord, Trainer, Watch};
+use falcon_lm::config::{RUN_FILE, RunConfig};
+use falcon_lm::memory::{self, human};
+use falcon_lm::train::{EvalRecord, Footprint, Outcome, Record, TrainRecord, Trainer, Watch};
 use indicatif::{HumanBytes, HumanCount, HumanDuration};
 use serde_json::json;
 
@@ -22,6 +22,10 @@ pub(crate) struct Show {
     tokens: usize,
     seconds: f64,
     steps: u64,
+    /// Tokens that a step reads, on average.
+    tokens_per_step: u64,
+    /// Tokens of a pass over the data, where it has an end.
+    epoch: Option<usize>,
     last: Vec<EvalRecord>,
 }
 
@@ -35,6 +39,8 @@ impl Show {
             tokens: 0,
             seconds: 0.0,
             steps: 0,
+            tokens_per_step: config.train.batch as u64 * config.task.tokens_per_sequence() as u64,
+            epoch: None,
             last: Vec::new(),
         }
     }
@@ -49,14 +55,26 @@ impl Show {
         self.progress.clear();
     }
 
-    /// Says where the run begins.
-    pub fn begin(&mut self, trainer: &Trainer) {
+    /// Says in a line what is trained, and where.
+    pub fn begin(&mut self, config: &RunConfig, trainer: &Trainer, footprint: &Footprint) {
         self.begin = Instant::now();
+        self.epoch = trainer.epoch();
         self.progress.position(trainer.step());
         self.progress.reset_eta();
-        if trainer.step() > 0 {
-            let (step, folder) = (trainer.step(), trainer.folder().path().display());
-            self.progress.say(&format!("going on from step {step} of {folder}"));
+        let (steps, folder) = (config.train.schedule.steps, trainer.folder().path().display());
+        let tokens = steps * self.tokens_per_step;
+        let epochs = self.epoch.map_or(String::new(), |epoch| format!(" ({} epochs)", passes(tokens, epoch)));
+        self.progress.say(&format!(
+            "{}: {} parameters, {} steps, {} tokens{epochs}, {} of memory",
+            config.preset,
+            HumanCount(config.model.parameter_count() as u64),
+            HumanCount(steps),
+            short(tokens),
+            human(footprint.total()),
+        ));
+        match trainer.step() {
+            0 => self.progress.say(&format!("{folder}/{RUN_FILE} has the whole configuration")),
+            step => self.progress.say(&format!("continuing {folder} from step {step}")),
         }
     }
 
@@ -79,7 +97,6 @@ impl Show {
             });
             return writeln!(out, "{summary}");
         }
-        self.last.iter().try_for_each(|record| writeln!(out, "{}", measured(record)))?;
         let folder = folder.display();
         match outcome {
             Outcome::Finished if self.steps == 0 => writeln!(out, "all {step} steps were done before: {folder}")?,
@@ -96,7 +113,7 @@ impl Show {
         }
         if let Some(best) = trainer.best() {
             let path = trainer.folder().checkpoint(best.step);
-            writeln!(out, "best: step {}, in {}", best.step, path.display())?;
+            writeln!(out, "best: step {}, {}", best.step, path.display())?;
         }
         Ok(())
     }
@@ -110,15 +127,21 @@ impl Watch for Show {
                 self.seconds += record.seconds;
                 self.steps += 1;
                 self.progress.position(record.step);
-                self.progress.message(format!("{}{}", self.about, trained(record)));
+                let tokens = record.step * self.tokens_per_step;
+                let epoch = self.epoch.map_or(String::new(), |epoch| format!("  epoch {}", passes(tokens, epoch)));
+                self.progress.message(format!("{}{}{epoch}", self.about, trained(record)));
             }
             Record::Eval(record) => {
-                self.progress.say(&format!("{}{}", self.about, measured(record)));
+                self.progress.say_in_a_line(&format!("{}{}", self.about, measured(record)));
                 self.last.retain(|last| last.step == record.step);
                 self.last.push(record.clone());
             }
             Record::Start(_) | Record::Gates(_) | Record::Stop(_) => {}
         }
+    }
+
+    fn note(&mut self, message: &str) {
+        self.progress.say(message);
     }
 
     fn warn(&mut self, message: &str) {
@@ -145,12 +168,28 @@ fn trained(record: &TrainRecord) -> String {
 }
 
 fn measured(record: &EvalRecord) -> String {
-    let EvalRecord { step, split, total, .. } = record;
+    let EvalRecord { step, split, total, about, .. } = record;
     let (loss, accuracy) = (total.loss, 100.0 * total.accuracy);
-    let about = if record.about.is_empty() {
-        format!("  exact {:.2}%", 100.0 * total.exact)
-    } else {
-        record.about.iter().map(|(name, value)| format!("  {name} {value:.3}")).collect()
+    let text = about.get("token perplexity").zip(about.get("bits per byte"));
+    let scores = match text {
+        Some((perplexity, bits)) => format!("perplexity {perplexity:.2}  bits/byte {bits:.4}"),
+        None => format!("accuracy {accuracy:.2}%  exact {:.2}%", 100.0 * total.exact),
     };
-    format!("step {step:>6}  {split:<10}  loss {loss:.4}  accuracy {accuracy:.2}%{about}")
+    format!("step {step:>6}  {split:<10}  loss {loss:.4}  {scores}")
+}
+
+/// Passes over the data, with as many digits as one wants to see.
+fn passes(tokens: u64, epoch: usize) -> String {
+    let passes = tokens as f64 / epoch.max(1) as f64;
+    if passes < 10.0 { format!("{passes:.2}") } else { format!("{passes:.0}") }
+}
+
+/// A large number in few characters: 1.5M.
+fn short(count: u64) -> String {
+    match count as f64 {
+        small if small < 1e4 => format!("{small}"),
+        thousands if thousands < 1e6 => format!("{:.0}k", thousands / 1e3),
+        millions if millions < 1e9 => format!("{:.1}M", millions / 1e6),
+        billions => format!("{:.1}B", billions / 1e9),
+    }
 }

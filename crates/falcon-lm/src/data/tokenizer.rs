@@ -215,6 +215,11 @@ impl Tokenizer {
         self.inner.id_to_token(self.end).expect("it is in the vocabulary")
     }
 
+    /// A token as it is spelt in the vocabulary; none where numbers have a gap.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
     /// What tells it from others.
     pub fn fingerprint(&self) -> String {
         hex(&Sha256::digest(&self.json)[..8])

@@ -237,6 +237,11 @@ pub trait Task: Send {
         BTreeMap::new()
     }
 
+    /// Tokens of one pass over the training data; none of a task that draws new samples for ever.
+    fn epoch(&self) -> Option<usize> {
+        None
+    }
+
     /// What makes text of its tokens, if they are text.
     fn tokenizer(&self) -> Option<&Tokenizer> {
         None
@@ -284,6 +289,30 @@ impl TaskConfig {
         match self {
             Self::Addition(_) => Ok(addition::VOCABULARY),
             Self::Text(config) => Ok(Tokenizer::open(&config.tokenizer).map_err(TaskError::Tokenizer)?.size()),
+        }
+    }
+
+    /// The same with the paths of its data made absolute.
+    pub fn with_absolute_paths(&self) -> Self {
+        match self {
+            Self::Addition(config) => Self::Addition(config.clone()),
+            Self::Text(config) => Self::Text(config.with_absolute_paths()),
+        }
+    }
+
+    /// Tokens of a sequence of training, on average.
+    pub fn tokens_per_sequence(&self) -> usize {
+        match self {
+            Self::Addition(config) => config.tokens_per_sequence(),
+            Self::Text(config) => config.length,
+        }
+    }
+
+    /// Tokens of the held-out data of every measurement, at most.
+    pub fn held_out_tokens(&self) -> usize {
+        match self {
+            Self::Addition(config) => config.held_out_tokens(),
+            Self::Text(config) => config.eval_sequences.saturating_mul(config.length),
         }
     }
 

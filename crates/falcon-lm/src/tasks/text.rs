@@ -40,11 +40,23 @@ impl Default for TextConfig {
 }
 
 impl TextConfig {
+    /// The same with absolute paths. `bytes` names no file.
+    pub fn with_absolute_paths(&self) -> Self {
+        let absolute = |path: &Path| match path.as_os_str().is_empty() {
+            true => path.to_path_buf(),
+            false => std::path::absolute(path).unwrap_or_else(|_| path.into()),
+        };
+        let tokenizer = match self.tokenizer.as_str() {
+            "bytes" => self.tokenizer.clone(),
+            name => absolute(Path::new(name)).to_string_lossy().into_owned(),
+        };
+        Self { train: absolute(&self.train), valid: absolute(&self.valid), tokenizer, ..self.clone() }
+    }
+
     /// Everything that can be wrong but for the files.
     pub fn validate(&self) -> Result<(), TaskError> {
         check("length", (1..=1 << 20).contains(&self.length), "from 1 to 1048576", self.length)?;
-        check("eval_sequences", self.eval_sequences > 0, "at least 1", self.eval_sequences)?;
-        if self.train.as_os_str().is_empty() { Err(TaskError::NoData { name: "train" }) } else { Ok(()) }
+        check("eval_sequences", self.eval_sequences > 0, "at least 1", self.eval_sequences)
     }
 }
 
@@ -73,6 +85,9 @@ impl Text {
         cache: &Path,
         progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Self, TaskError> {
+        if config.train.as_os_str().is_empty() {
+            return Err(TaskError::NoData { name: "train" });
+        }
         let tokenizer = Tokenizer::open(&config.tokenizer).map_err(TaskError::Tokenizer)?;
         let mut open = |name: &'static str, path: &Path| {
             let data = |error| TaskError::Data { name, error: Box::new(error) };
@@ -150,6 +165,9 @@ fn sequences(tokens: &Tokens, start: usize, length: usize) -> Vec<(Vec<i32>, Vec
     cuts.windows(2).map(part).collect()
 }
 
+/// Name of the measure that does not depend on the tokenizer.
+pub(crate) const BITS_PER_BYTE: &str = "bits per byte";
+
 /// Perplexities by what text is counted in, of a loss by token: a tokenizer of fewer, longer tokens has a larger one by token alone. How many
 /// tokens a byte and a word have is that of the whole text, of which a measurement may take a part.
 fn perplexities(loss: f64, totals: Totals) -> BTreeMap<String, f64> {
@@ -162,8 +180,9 @@ fn perplexities(loss: f64, totals: Totals) -> BTreeMap<String, f64> {
         ("word", score.word_perplexity()),
     ];
     // A "word" of many bytes, as in Chinese, can be too unlikely for a number; and JSON has no infinity.
-    let of = of.into_iter().filter(|(_, perplexity)| perplexity.is_finite());
-    of.map(|(unit, perplexity)| (format!("{unit} perplexity"), perplexity)).collect()
+    let of = of.into_iter().map(|(unit, perplexity)| (format!("{unit} perplexity"), perplexity));
+    let all = of.chain([(BITS_PER_BYTE.to_string(), score.bits_per_byte())]);
+    all.filter(|(_, value)| value.is_finite()).collect()
 }
 
 impl Task for Text {
@@ -189,6 +208,10 @@ impl Task for Text {
 
     fn about(&self, scores: &Scores) -> BTreeMap<String, f64> {
         perplexities(scores.loss, self.measured().totals())
+    }
+
+    fn epoch(&self) -> Option<usize> {
+        Some(self.learnt)
     }
 
     fn tokenizer(&self) -> Option<&Tokenizer> {
@@ -296,7 +319,7 @@ mod tests {
         let expected = [2.0, 2f64.powf(0.25), 4.0];
         assert!(values.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-12), "{of:?}");
         let long = perplexities(5.0, Totals { tokens: 2001, documents: 1, bytes: 2000, words: 1 });
-        assert_eq!(long.into_keys().collect::<Vec<_>>(), ["byte perplexity", "token perplexity"]);
+        assert_eq!(long.into_keys().collect::<Vec<_>>(), ["bits per byte", "byte perplexity", "token perplexity"]);
     }
 
     #[test]
@@ -330,7 +353,8 @@ mod tests {
         let missing = TextConfig { train: "no/such/file.txt".into(), ..TextConfig::default() };
         let said = Text::open(&missing, &mut |_| true).unwrap_err().to_string();
         assert!(said.contains("no/such/file.txt") && said.contains("task.train"), "{said}");
-        assert!(TextConfig::default().validate().unwrap_err().to_string().contains("--set task.train="));
+        let said = Text::open(&TextConfig::default(), &mut |_| true).unwrap_err().to_string();
+        assert!(said.contains("--set task.train="), "{said}");
         let other = TextConfig { tokenizer: "no/such/folder".into(), ..missing };
         let said = Text::open(&other, &mut |_| true).unwrap_err().to_string();
         assert!(said.contains("task.tokenizer") && said.contains("no/such/folder"), "{said}");

@@ -44,6 +44,10 @@ pub struct Progress {
     pub recent_loss: Option<f64>,
     /// State of the task.
     pub task: Value,
+    /// The configuration that this checkpoint was trained with, as the text of a `config.toml`. Checkpoints of
+    /// version 0.1 have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<String>,
 }
 
 /// The best measurement so far.
@@ -133,6 +137,10 @@ impl Checkpoint {
         sync(path)?;
         if folder.exists() {
             remove(folder)?;
+        }
+        if folder.exists() {
+            // Files of somebody else are in it.
+            move_to_free_name(folder, "kept")?;
         }
         fs::rename(path, folder).map_err(io_error(folder))?;
         // Moved: there is nothing left to remove.
@@ -245,12 +253,38 @@ impl io::Write for Hashing<'_> {
     }
 }
 
-/// Removes a checkpoint: first its name, at once, then what is in it.
+/// Whether a folder holds a checkpoint, whole or not: one of the files that a run writes.
+pub(super) fn is_checkpoint(folder: &Path) -> bool {
+    FILES.into_iter().chain([SUMS_FILE]).any(|file| folder.join(file).is_file())
+}
+
+/// Removes a checkpoint. What the run wrote disappears in one rename; files that somebody else put into the folder
+/// stay where they are.
 pub(super) fn remove(folder: &Path) -> Result<(), CheckpointError> {
     let parent = folder.parent().unwrap_or(Path::new("."));
     let aside = tempfile::Builder::new().prefix(ASIDE).tempdir_in(parent).map_err(io_error(parent))?;
-    fs::rename(folder, aside.path().join("old")).map_err(io_error(folder))?;
+    let ours = |name: &std::ffi::OsStr| FILES.into_iter().chain([SUMS_FILE]).any(|file| name == file);
+    let names: Vec<_> =
+        fs::read_dir(folder).map_err(io_error(folder))?.flatten().map(|entry| entry.file_name()).collect();
+    if names.iter().all(|name| ours(name)) {
+        fs::rename(folder, aside.path().join("old")).map_err(io_error(folder))?;
+    } else {
+        for name in names.iter().filter(|name| ours(name)) {
+            fs::rename(folder.join(name), aside.path().join(name)).map_err(io_error(folder))?;
+        }
+    }
     aside.close().map_err(io_error(folder))
+}
+
+/// Renames `folder` to `PREFIX-NAME`, or to `PREFIX-NAME-2` and so on where that exists: nothing is replaced.
+pub(super) fn move_to_free_name(folder: &Path, prefix: &str) -> Result<PathBuf, CheckpointError> {
+    let name = folder.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let numbered = (2..).map(|number| format!("{prefix}-{name}-{number}"));
+    let mut free =
+        std::iter::once(format!("{prefix}-{name}")).chain(numbered).map(|name| folder.with_file_name(name));
+    let free = free.find(|path| !path.exists()).expect("there are more numbers than folders");
+    fs::rename(folder, &free).map_err(io_error(folder))?;
+    Ok(free)
 }
 
 /// Makes the names in a folder durable, where the system can.

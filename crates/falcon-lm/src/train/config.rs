@@ -30,6 +30,8 @@ pub struct TrainConfig {
     pub save_every: u64,
     /// Checkpoints to keep beside the best.
     pub keep: usize,
+    /// The model whose weights the run started from: a folder. None starts from random weights.
+    pub init_from: Option<String>,
 }
 
 impl Default for TrainConfig {
@@ -45,6 +47,7 @@ impl Default for TrainConfig {
             eval_every: 100,
             save_every: 100,
             keep: 2,
+            init_from: None,
         }
     }
 }
@@ -71,6 +74,14 @@ pub enum TrainConfigError {
 }
 
 impl TrainConfig {
+    /// The same with absolute paths.
+    pub fn with_absolute_paths(&self) -> Self {
+        let absolute = |path: &String| {
+            std::path::absolute(path).map_or_else(|_| path.clone(), |path| path.to_string_lossy().into_owned())
+        };
+        Self { init_from: self.init_from.as_ref().map(absolute), ..self.clone() }
+    }
+
     /// Everything that can be wrong.
     pub fn validate(&self) -> Result<(), TrainConfigError> {
         self.schedule.validate()?;

@@ -3,6 +3,7 @@
 mod checkpoint;
 mod config;
 mod folder;
+mod footprint;
 mod health;
 mod metrics;
 mod optimizer;
@@ -14,7 +15,8 @@ pub use checkpoint::{Best, Checkpoint, CheckpointError, Progress};
 pub(crate) use checkpoint::{sum, verify_model};
 pub use config::{TrainConfig, TrainConfigError};
 pub(crate) use folder::best_checkpoint;
-pub use folder::{FolderError, RunFolder, checkpoint_steps};
+pub use folder::{Change, Changes, FolderError, RunFolder, checkpoint_steps};
+pub use footprint::{Footprint, FootprintError};
 pub use health::{Bad, Fault};
 pub(crate) use metrics::METRICS_FILE;
 pub use metrics::{
@@ -24,4 +26,4 @@ use optimizer::Moments;
 pub use optimizer::{AdamW, AdamWConfig, clip};
 pub use schedule::{Schedule, ScheduleError};
 pub use step::{StepGradients, gradients};
-pub use trainer::{Outcome, TrainError, Trainer, Watch};
+pub use trainer::{InitialModel, Opening, Outcome, TrainError, Trainer, Watch, fresh_model};

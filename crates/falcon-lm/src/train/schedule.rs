@@ -61,6 +61,24 @@ impl Schedule {
         Ok(())
     }
 
+    /// The schedule in the text of a run's configuration, if it has one.
+    pub(super) fn in_file(text: &str) -> Option<Self> {
+        let mut table: toml::Table = toml::from_str(text).ok()?;
+        table.remove("train")?.try_into().ok()
+    }
+
+    /// What becomes of the learning rate of a run that has done `step` steps by another schedule, in words.
+    pub(super) fn explain_change(&self, before: &Self, step: u64) -> String {
+        let last = self.at(self.steps.saturating_sub(1));
+        format!(
+            "the learning rate was {:.2e} at step {step}, and is {:.2e} at the next one; it ends with {last:.2e} at step \
+             {}, on the schedule of a run that had these values from its beginning",
+            before.at(step.saturating_sub(1)),
+            self.at(step),
+            self.steps,
+        )
+    }
+
     /// The rate of a step, counted from 0.
     pub fn at(&self, step: u64) -> f64 {
         if step < self.warmup {

@@ -1,6 +1,7 @@
 //! The loop: draw a batch, take a step, measure, save.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Instant;
 
 use burn::module::Module;
@@ -9,16 +10,16 @@ use falcon_nn::Model;
 use thiserror::Error;
 
 use super::checkpoint::{Best, Checkpoint, CheckpointError, Progress};
-use super::folder::{FolderError, RunFolder};
+use super::folder::{Change, Changes, FolderError, RunFolder};
 use super::health::{Fault, diagnose, looks};
 use super::metrics::{
     EvalRecord, GatesRecord, METRICS_FILE, MetricsError, MetricsLog, Record, Scores, StartRecord, StopRecord,
     TrainRecord,
 };
 use super::step::{StepGradients, gradients};
-use super::{AdamW, clip};
+use super::{AdamW, Schedule, clip};
 use crate::config::{RunConfig, RunConfigError};
-use crate::data::{CacheError, TOKENIZER_FILE};
+use crate::data::{CacheError, TOKENIZER_FILE, Tokenizer};
 use crate::evaluate::{evaluate, tokens};
 use crate::memory;
 use crate::tasks::{Batch, Moment, Split, Task, TaskError, VALIDATION};
@@ -27,6 +28,9 @@ use crate::tasks::{Batch, Moment, Split, Task, TaskError, VALIDATION};
 pub trait Watch {
     /// Told everything that is recorded.
     fn record(&mut self, _record: &Record) {}
+
+    /// Told what is worth knowing about the run, such as a value that has changed.
+    fn note(&mut self, _message: &str) {}
 
     /// Told what is amiss but can be lived with.
     fn warn(&mut self, _message: &str) {}
@@ -64,6 +68,9 @@ pub enum TrainError {
     /// The folder cannot be used.
     #[error(transparent)]
     Folder(#[from] FolderError),
+    /// There are no weights to start from.
+    #[error("train.init_from: {0}")]
+    Initial(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A record cannot be written.
     #[error("{error}\nmend that, and the same command {again}")]
     Metrics {
@@ -103,6 +110,25 @@ impl TrainError {
     }
 }
 
+/// How a run is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening {
+    /// Whether a run that is there may be given other values for keys of `[train]`.
+    pub changes: Changes,
+    /// Makes the model that a new run starts from.
+    pub initial: InitialModel,
+}
+
+/// Makes the model of a new run from its configuration and the tokenizer of its task, on a device.
+pub type InitialModel = fn(&RunConfig, Option<&Tokenizer>, &Device) -> Result<Model, TrainError>;
+
+impl Default for Opening {
+    /// Random weights, and no changes.
+    fn default() -> Self {
+        Self { changes: Changes::Refuse, initial: fresh_model }
+    }
+}
+
 /// A run, ready to go or to go on.
 pub struct Trainer {
     config: RunConfig,
@@ -121,8 +147,19 @@ pub struct Trainer {
 const MEMORY: f64 = 0.9;
 
 impl Trainer {
-    /// A run of `config` in the folder `path`: a new one, or the one that is there, from its last checkpoint.
-    pub fn open(config: &RunConfig, path: &std::path::Path, watch: &mut dyn Watch) -> Result<Self, TrainError> {
+    /// A run of `config` in the folder `path`: a new one, or the one that is there, from its last checkpoint. A run
+    /// of another configuration is refused.
+    pub fn open(config: &RunConfig, path: &Path, watch: &mut dyn Watch) -> Result<Self, TrainError> {
+        Self::open_by(config, path, &Opening::default(), watch)
+    }
+
+    /// The same, with a say in how a run starts and in what of it may change.
+    pub fn open_by(
+        config: &RunConfig,
+        path: &Path,
+        opening: &Opening,
+        watch: &mut dyn Watch,
+    ) -> Result<Self, TrainError> {
         // What needs no folder first: a folder should not be left behind by a run that cannot be.
         let mut task = config.task.open(&mut |bytes| {
             watch.reading(bytes);
@@ -132,28 +169,56 @@ impl Trainer {
         let folder = RunFolder::open(path, config)?;
         let last = folder.last(config, &device, |message| watch.warn(message))?;
         let saved = last.as_ref().map(|last| last.progress.step);
+        let steps = config.train.schedule.steps;
+        if let Some(done) = saved.filter(|done| *done > steps) {
+            return Err(FolderError::Past { path: path.into(), done, steps }.into());
+        }
+        let trained_with = last.as_ref().and_then(|last| last.progress.config.as_deref());
+        let changes = folder.reconcile(config, trained_with, opening.changes)?;
+        if let Some(step) = saved {
+            for Change { key, before, now } in &changes {
+                watch.note(&format!("from step {} on, {key} is {now}; it was {before}", step + 1));
+            }
+            let before =
+                trained_with.and_then(Schedule::in_file).filter(|before| *before != config.train.schedule);
+            if let Some(before) = before {
+                watch.note(&config.train.schedule.explain_change(&before, step));
+            }
+        }
         let Checkpoint { model, optimizer, progress } = match last {
             Some(last) => last,
             None => Checkpoint {
-                model: config.model.init(config.train.seed, &device).map_err(RunConfigError::from)?,
+                model: (opening.initial)(config, task.tokenizer(), &device)?,
                 optimizer: AdamW::new(config.train.optimizer),
                 progress: Progress { task: task.state(), ..Progress::default() },
             },
         };
+        let progress = Progress { config: Some(config.with_absolute_paths().to_toml()), ..progress };
         task.restore(progress.task.clone())?;
         if let Some(tokenizer) = task.tokenizer() {
-            // A run speaks for itself, wherever its tokenizer came from. It is the one it began with: `restore` has seen to that.
+            // The run keeps a copy, wherever its tokenizer came from: `restore` has seen that it is the same one.
             tokenizer.save(&folder.path().join(TOKENIZER_FILE)).map_err(TaskError::Tokenizer)?;
         }
         let log = MetricsLog::resume(&folder.path().join(METRICS_FILE), progress.step, &mut |m| watch.warn(m));
         let log = log.map_err(|error| TrainError::Metrics { error, again: again(&folder, saved) })?;
         let splits = task.splits();
-        Ok(Self { config: config.clone(), folder, device, model, optimizer, progress, task, splits, log, saved })
+        let mut trainer =
+            Self { config: config.clone(), folder, device, model, optimizer, progress, task, splits, log, saved };
+        if config.train.init_from.is_some() && trainer.saved.is_none() {
+            // From here on the run does not depend on the model that it started from.
+            trainer.save(watch)?;
+        }
+        Ok(trainer)
     }
 
     /// Steps done.
     pub fn step(&self) -> u64 {
         self.progress.step
+    }
+
+    /// Tokens of one pass over the training data; none of a task that never runs out of data.
+    pub fn epoch(&self) -> Option<usize> {
+        self.task.epoch()
     }
 
     /// The best measurement so far.
@@ -341,6 +406,7 @@ impl Trainer {
         if self.saved == Some(step) {
             return Ok(());
         }
+        self.folder.check()?;
         // Records first: a checkpoint never knows more steps than they do.
         self.log.sync().map_err(|error| TrainError::Metrics { error, again: self.again() })?;
         let best = self.progress.best.map(|best| best.step);
@@ -367,6 +433,15 @@ impl Trainer {
     fn again(&self) -> String {
         again(&self.folder, self.saved)
     }
+}
+
+/// The model of a run that starts from random weights.
+pub fn fresh_model(
+    config: &RunConfig,
+    _tokenizer: Option<&Tokenizer>,
+    device: &Device,
+) -> Result<Model, TrainError> {
+    Ok(config.model.init(config.train.seed, device).map_err(RunConfigError::from)?)
 }
 
 /// What the same command would do, after the checkpoint of a step or without one.

@@ -134,6 +134,22 @@ impl AdditionConfig {
         check("eval_samples", (1..=1 << 16).contains(&self.eval_samples), "from 1 to 65536", self.eval_samples)
     }
 
+    /// Tokens of a sum whose operands have `width` digits: a begin token, both operands, `+`, `=`, and the sum but for
+    /// its last digit.
+    const fn tokens_of(width: usize) -> usize {
+        3 * width + 3
+    }
+
+    /// Tokens of a sequence of training, on average.
+    pub(super) fn tokens_per_sequence(&self) -> usize {
+        Self::tokens_of(self.max_width.div_ceil(2))
+    }
+
+    /// Tokens of the held-out data of every measurement, at most.
+    pub(super) fn held_out_tokens(&self) -> usize {
+        (1..=self.beyond).map(|width| self.eval_samples * Self::tokens_of(width)).sum()
+    }
+
     /// `count` samples of one width that are held out, the same for every run.
     pub(crate) fn held_out(&self, part: Part, width: usize, count: usize) -> Batch {
         // A stream of their own.
