@@ -116,8 +116,8 @@ fn a_run_ends_with_a_model_and_its_records() {
     assert!(said(&nothing).contains("none: not a run"), "{}", said(&nothing));
     // The same again has nothing to do, another configuration is refused, and the folder alone is enough.
     assert_eq!(summary(&train(&run, &[]))["steps_now"], 0);
-    let refused = train(&run, &["--set", "train.lr=0.5"]);
-    assert!(!refused.status.success() && said(&refused).contains("train.lr is 0.0005 there, 0.5 here"));
+    let refused = train(&run, &["--set", "train.batch=5"]);
+    assert!(!refused.status.success() && said(&refused).contains("train.batch is 4 in the run, 5 here"));
     let alone = falcon().args(["train", "--json", "--run"]).arg(&run).output().unwrap();
     assert_eq!(summary(&alone)["step"], 40);
 }
@@ -340,7 +340,7 @@ fn a_closed_stdout_stops_no_training() {
     let ran = process.stdout(writer).stderr(Stdio::piped()).output().unwrap();
     assert_eq!(ran.status.code(), Some(0), "{}", said(&ran));
     assert_eq!(checkpoint_steps(&run).unwrap().last(), Some(&6));
-    assert!(said(&ran).contains("max_width = 2"), "what it was told: {}", said(&ran));
+    assert!(said(&ran).contains("parameters"), "what it was told: {}", said(&ran));
 }
 
 #[cfg(unix)]
@@ -416,7 +416,7 @@ fn a_configuration_can_be_seen_without_a_run() {
     assert_eq!((&json["task"]["name"], &json["train"]["steps"]), (&"addition".into(), &40.into()));
     let toml = falcon().args(["train", "--dry-run"]).args(TINY).output().unwrap();
     let toml = String::from_utf8(toml.stdout).unwrap();
-    assert!(toml.starts_with("[model]\npreset = \"falcon-3a.3\"") && toml.contains("\nsteps = 40\n"), "{toml}");
+    assert!(toml.contains("\n[model]\npreset = \"falcon-3a.3\"") && toml.contains("\nsteps = 40\n"), "{toml}");
     assert!(!run.exists());
 }
 

@@ -64,18 +64,16 @@ impl Show {
         let (steps, folder) = (config.train.schedule.steps, trainer.folder().path().display());
         let tokens = steps * self.tokens_per_step;
         let epochs = self.epoch.map_or(String::new(), |epoch| format!(" ({} epochs)", passes(tokens, epoch)));
-        self.progress.say(&format!(
-            "{}: {} parameters, {} steps, {} tokens{epochs}, {} of memory",
-            config.preset,
-            HumanCount(config.model.parameter_count() as u64),
-            HumanCount(steps),
-            short(tokens),
-            human(footprint.total()),
-        ));
-        match trainer.step() {
-            0 => self.progress.say(&format!("{folder}/{RUN_FILE} has the whole configuration")),
-            step => self.progress.say(&format!("continuing {folder} from step {step}")),
-        }
+        let parameters = HumanCount(config.model.parameter_count() as u64);
+        let lines = [
+            format!("{}: {parameters} parameters, {} of memory", config.preset, human(footprint.total())),
+            format!("{} steps, {} tokens{epochs}", HumanCount(steps), short(tokens)),
+            match trainer.step() {
+                0 => format!("{folder}/{RUN_FILE} has the whole configuration"),
+                step => format!("continuing {folder} from step {step}"),
+            },
+        ];
+        lines.iter().for_each(|line| self.progress.say(line));
     }
 
     /// Says how the run ended.

@@ -18,7 +18,7 @@ use super::metrics::{
 };
 use super::step::{StepGradients, gradients};
 use super::{AdamW, Schedule, clip};
-use crate::config::{RunConfig, RunConfigError};
+use crate::config::{RUN_FILE, RunConfig, RunConfigError};
 use crate::data::{CacheError, TOKENIZER_FILE, Tokenizer};
 use crate::evaluate::{evaluate, tokens};
 use crate::memory;
@@ -166,6 +166,8 @@ impl Trainer {
             !watch.stop()
         })?;
         let device = Device::flex().autodiff();
+        let initial = |task: &dyn Task| (opening.initial)(config, task.tokenizer(), &device);
+        let fresh = if path.join(RUN_FILE).exists() { None } else { Some(initial(&*task)?) };
         let folder = RunFolder::open(path, config)?;
         let last = folder.last(config, &device, |message| watch.warn(message))?;
         let saved = last.as_ref().map(|last| last.progress.step);
@@ -188,7 +190,7 @@ impl Trainer {
         let Checkpoint { model, optimizer, progress } = match last {
             Some(last) => last,
             None => Checkpoint {
-                model: (opening.initial)(config, task.tokenizer(), &device)?,
+                model: fresh.map_or_else(|| initial(&*task), Ok)?,
                 optimizer: AdamW::new(config.train.optimizer),
                 progress: Progress { task: task.state(), ..Progress::default() },
             },
