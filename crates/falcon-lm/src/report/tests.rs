@@ -39,7 +39,7 @@ fn gates(step: u64) -> Record {
 }
 
 fn start(step: u64) -> Record {
-    Record::Start(StartRecord { step, version: "0.1.0".into(), threads: 2, parameters: 412_160 })
+    Record::Start(StartRecord { step, version: "0.1.0".into(), threads: 2, parameters: 412_160, machine: None })
 }
 
 fn stop(step: u64, reason: &str) -> Record {

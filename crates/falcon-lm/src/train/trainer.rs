@@ -20,7 +20,7 @@ use super::{AdamW, clip};
 use crate::config::{RunConfig, RunConfigError};
 use crate::data::{CacheError, TOKENIZER_FILE};
 use crate::evaluate::{evaluate, tokens};
-use crate::memory;
+use crate::{machine, memory};
 use crate::tasks::{Batch, Moment, Split, Task, TaskError, VALIDATION};
 
 /// Who looks on while a run goes.
@@ -182,6 +182,7 @@ impl Trainer {
             version: env!("CARGO_PKG_VERSION").into(),
             threads: rayon::current_num_threads(),
             parameters: self.config.model.parameter_count(),
+            machine: Some(machine::describe()),
         };
         self.write(Record::Start(start), watch)?;
         while self.progress.step < steps {
