@@ -70,7 +70,9 @@ impl<R: Results> Earlier<R> {
         for row in rows {
             let origin = row.origin().cloned().or_else(|| self.derived(row, wanted));
             refused = match origin {
-                Some(origin) if origin.fingerprint == wanted.fingerprint => return Some(Ok(row.clone().with_origin(origin))),
+                Some(origin) if origin.fingerprint == wanted.fingerprint => {
+                    return Some(Ok(row.clone().with_origin(origin)));
+                }
                 Some(_) => NotTaken::Different,
                 None => NotTaken::Unknown,
             };
@@ -104,7 +106,8 @@ fn same_settings<R: Results>(
     if record.version() != env!("CARGO_PKG_VERSION") || settings(record.command()) != settings(command) {
         return false;
     }
-    let Ok(there) = Layer::text(RESULTS_FILE, record.config()).and_then(|layer| RunConfig::resolve(&[layer])) else {
+    let Ok(there) = Layer::text(RESULTS_FILE, record.config()).and_then(|layer| RunConfig::resolve(&[layer]))
+    else {
         return false;
     };
     if matches!(there.task, TaskConfig::Text(_)) {

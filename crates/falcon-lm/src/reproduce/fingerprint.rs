@@ -64,7 +64,8 @@ impl Fingerprint {
             keys.retain(|key, _| !PATHS.iter().any(|path| key.strip_prefix("task.") == Some(path)));
         }
         keys.retain(|_, value| !value.is_null());
-        let hash = keys.iter().fold(Sha256::new(), |hash, (key, value)| hash.chain_update(format!("{key}={value}\n")));
+        let hash =
+            keys.iter().fold(Sha256::new(), |hash, (key, value)| hash.chain_update(format!("{key}={value}\n")));
         Self(hash.finalize().into())
     }
 }
@@ -86,7 +87,8 @@ impl TryFrom<String> for Fingerprint {
 
     fn try_from(text: String) -> Result<Self, FingerprintError> {
         let digits: Option<Vec<u8>> = text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
-        let bytes = digits.map(|digits| digits.chunks(2).map(|pair| pair.iter().fold(0, |a, b| a << 4 | b)).collect());
+        let bytes =
+            digits.map(|digits| digits.chunks(2).map(|pair| pair.iter().fold(0, |a, b| a << 4 | b)).collect());
         match bytes.map(Vec::try_into) {
             Some(Ok(bytes)) if text.len() == 64 => Ok(Self(bytes)),
             _ => Err(FingerprintError(text)),
@@ -147,14 +149,15 @@ mod tests {
             path.to_str().unwrap().to_string()
         };
         let of = |train: &str, valid: &str| {
-            let sets = ["task.name=text".to_string(), format!("task.train={train}"), format!("task.valid={valid}")];
+            let sets =
+                ["task.name=text".to_string(), format!("task.train={train}"), format!("task.valid={valid}")];
             let layers: Vec<Layer> =
                 sets.iter().map(|set| Layer::set(set).unwrap()).chain([Layer::of("task", "length", 8)]).collect();
             let config = RunConfig::resolve(&layers).unwrap();
             Fingerprint::of(&config, &Data::of(&config.task, &mut |_| true).unwrap())
         };
-        let [one, same, other, valid] =
-            [("a", "rain "), ("b", "rain "), ("c", "snow "), ("v", "hail ")].map(|(name, words)| text(name, words));
+        let [one, same, other, valid] = [("a", "rain "), ("b", "rain "), ("c", "snow "), ("v", "hail ")]
+            .map(|(name, words)| text(name, words));
         assert_eq!(of(&one, &valid), of(&same, &valid));
         assert_ne!(of(&one, &valid), of(&other, &valid));
         assert_ne!(of(&one, &valid), of(&one, &other));
@@ -170,6 +173,8 @@ mod tests {
             assert!(serde_json::from_str::<Fingerprint>(bad).is_err(), "{bad}");
         }
         let long = format!("\"{one}00\"");
-        assert!(serde_json::from_str::<Fingerprint>(&long).unwrap_err().to_string().contains("64 hexadecimal digits"));
+        assert!(
+            serde_json::from_str::<Fingerprint>(&long).unwrap_err().to_string().contains("64 hexadecimal digits")
+        );
     }
 }

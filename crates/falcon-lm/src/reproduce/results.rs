@@ -83,7 +83,8 @@ pub trait Results: Serialize + DeserializeOwned {
     /// Writes what there is of an experiment that goes on, unless the record there has all of it and more: an
     /// experiment that is continued finds its runs again one after the other.
     fn keep(&self, folder: &Path) -> Result<(), RecordError> {
-        let key = |row: &Self::Row| (row.name().to_string(), row.seed(), row.origin().map(|origin| origin.fingerprint));
+        let key =
+            |row: &Self::Row| (row.name().to_string(), row.seed(), row.origin().map(|origin| origin.fingerprint));
         let more = |there: Self| {
             let known: Vec<_> = there.rows().iter().map(key).collect();
             there.command() == self.command()
@@ -262,6 +263,9 @@ pub(super) fn first(columns: Vec<Column<'_>>) -> Vec<Column<'_>> {
 /// A table in Markdown.
 pub(super) fn table_of(names: &[&str], columns: &[Column<'_>]) -> String {
     let mut out = String::new();
+    if names.is_empty() {
+        return out;
+    }
     table_head(&mut out, &columns.iter().map(|column| column.title.clone()).collect::<Vec<_>>());
     for name in names {
         table_line(&mut out, &columns.iter().map(|column| (column.cell)(name)).collect::<Vec<_>>());

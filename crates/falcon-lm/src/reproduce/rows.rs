@@ -10,9 +10,8 @@ use crate::config::{Layer, RunConfig, RunConfigError};
 use crate::data::CacheError;
 use crate::machine;
 use crate::train::{
-    Best, CheckpointError, METRICS_FILE, MetricsError, Outcome, Record, RunFolder, StartRecord, TrainError, Trainer,
-    Watch,
-    read_metrics,
+    Best, CheckpointError, METRICS_FILE, MetricsError, Outcome, Record, RunFolder, StartRecord, TrainError,
+    Trainer, Watch, read_metrics,
 };
 use crate::trained::TrainedError;
 

@@ -20,8 +20,8 @@ use super::{AdamW, clip};
 use crate::config::{RunConfig, RunConfigError};
 use crate::data::{CacheError, TOKENIZER_FILE};
 use crate::evaluate::{evaluate, tokens};
-use crate::{machine, memory};
 use crate::tasks::{Batch, Moment, Split, Task, TaskError, VALIDATION};
+use crate::{machine, memory};
 
 /// Who looks on while a run goes.
 pub trait Watch {

@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{PAPER, PaperRow, RowResult, WidthResult};
 use crate::report::{Axes, Curve, Format, Panel, Scale, Triangle, digits_of_widths, panels, thousands};
-use crate::reproduce::results::{Column, Results, Spread, cost, first, names, paper_row, seeds, seeds_in_words, table_of};
+use crate::reproduce::results::{
+    Column, Results, Spread, cost, first, names, paper_row, seeds, seeds_in_words, table_of,
+};
 use crate::tasks::addition::one_digit_tests;
 
 /// Names of the files.
@@ -173,7 +175,10 @@ impl AdditionRecord {
         }));
         let paper = |title: &'static str, first: bool, show: fn(&PaperRow) -> String| {
             Column::new(first, title, move |name: &str| {
-                PAPER.iter().find(|paper| paper_row(name) == Some(paper.preset)).map_or_else(|| MISSING.to_string(), show)
+                PAPER
+                    .iter()
+                    .find(|paper| paper_row(name) == Some(paper.preset))
+                    .map_or_else(|| MISSING.to_string(), show)
             })
         };
         columns.push(paper("paper: validation", true, |p| format!("{:.1}", p.validation)));
@@ -251,7 +256,9 @@ impl AdditionRecord {
             let rows = self.of(name);
             let of_width = |(index, width): (usize, &WidthResult)| {
                 let widths = || rows.iter().filter_map(move |row| row.widths.get(index));
-                (0..width.digits.len()).map(|digit| mean(widths().filter_map(|w| w.digits.get(digit).copied()))).collect()
+                (0..width.digits.len())
+                    .map(|digit| mean(widths().filter_map(|w| w.digits.get(digit).copied())))
+                    .collect()
             };
             let rows = rows[0].widths.iter().enumerate().map(of_width).collect();
             Triangle { name: name.to_string(), rows }

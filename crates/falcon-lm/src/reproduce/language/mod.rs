@@ -21,7 +21,7 @@ use super::results::{ResultRow, StateSize};
 use super::rows::{self, Row, RowError, Scale};
 use super::search::Search;
 use crate::config::{Layer, RunConfig, RunConfigError};
-use crate::evaluate::{BenchmarkResult, Exam, ExamText, ModelResult, OnProgress, TextResult};
+use crate::evaluate::{Asked, BenchmarkResult, Exam, ExamText, ModelResult, OnProgress, TextResult};
 use crate::tasks::{TaskConfig, VALIDATION};
 use crate::train::{Record, Watch};
 use crate::trained::Trained;
@@ -207,6 +207,14 @@ impl ResultRow for RowResult {
 
     fn with_origin(self, origin: Origin) -> Self {
         Self { origin: Some(origin), ..self }
+    }
+}
+
+impl RowResult {
+    /// The same row with the answers to what is asked, in order; none if it does not have all of them.
+    pub fn answering(self, asked: &Asked) -> Option<Self> {
+        let (texts, benchmarks) = asked.answers(&self.texts, &self.benchmarks)?;
+        Some(Self { texts, benchmarks, ..self })
     }
 }
 

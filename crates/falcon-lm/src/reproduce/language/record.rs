@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::{PAPER, PaperRow, RowResult, TASKS};
 use crate::evaluate::{BENCHMARKS, BenchmarkResult, TextResult, TextScore};
 use crate::report::{Curve, Fit, fitted_curves, table_head, table_line, thousands};
-use crate::reproduce::results::{Column, Results, Spread, cost, first, names, paper_row, seeds, seeds_in_words, table_of};
+use crate::reproduce::results::{
+    Column, Results, Spread, cost, first, names, paper_row, seeds, seeds_in_words, table_of,
+};
 use crate::reproduce::search::{ModelSearch, SearchRecord};
 
 /// Names of the files.
@@ -185,7 +187,10 @@ impl LanguageRecord {
         let papers = [("FineWeb-Edu", 2), ("WikiText", 0), ("LAMBADA", 1)];
         columns.extend(papers.map(|(text, index)| {
             Column::new(index == 2, format!("paper: {text}"), move |name| {
-                let paper = PAPER.iter().find(|paper| paper_row(name) == Some(paper.preset)).and_then(|paper| paper.perplexities);
+                let paper = PAPER
+                    .iter()
+                    .find(|paper| paper_row(name) == Some(paper.preset))
+                    .and_then(|paper| paper.perplexities);
                 paper.map_or_else(|| "–".to_string(), |of| format!("{:.2}", of[index]))
             })
         }));
@@ -215,7 +220,8 @@ impl LanguageRecord {
             let average =
                 |row: &RowResult| asked.iter().map(|task| shown(row, task)).sum::<f64>() / asked.len() as f64;
             cells.push(self.over(name, average).percent());
-            let paper = PAPER.iter().find(|paper| paper_row(name) == Some(paper.preset) && asked.len() == TASKS.len());
+            let paper =
+                PAPER.iter().find(|paper| paper_row(name) == Some(paper.preset) && asked.len() == TASKS.len());
             cells.push(match (paper, shots) {
                 (Some(paper), 0) => format!("{:.1}", PaperRow::average(&paper.zero_shot)),
                 (Some(paper), 1) => format!("{:.1}", PaperRow::average(&paper.one_shot)),
@@ -251,6 +257,9 @@ impl LanguageRecord {
         let loss = |row: &RowResult| row.texts.first().map_or(f64::NAN, |text| text.score.token_perplexity().ln());
         let mut rows: Vec<(&str, Spread)> =
             self.names().into_iter().map(|name| (name, self.over(name, loss))).collect();
+        if rows.is_empty() {
+            return String::new();
+        }
         if seeds.1 < 2 {
             return "One seed: differences may be chance.\n".into();
         }
