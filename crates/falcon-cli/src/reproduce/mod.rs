@@ -287,11 +287,15 @@ fn finish<T, R: Results>(
         // Of one that failed or is to come, there may be nothing to show.
         let runs: Vec<RunRecord> =
             plan.iter().filter_map(|planned| RunRecord::read(&planned.folder).ok()).collect();
-        let path = output.join("report.html");
-        write_file(&path, page(&runs).as_bytes()).map_err(|error| ReproduceError::Io { path, error })?;
+        // All rows may come from elsewhere, and have left their runs there.
+        let report = (!runs.is_empty()).then_some("report.html");
+        if let Some(name) = report {
+            let path = output.join(name);
+            write_file(&path, page(&runs).as_bytes()).map_err(|error| ReproduceError::Io { path, error })?;
+        }
         print(args, &record)?;
         if !args.json {
-            let made = record.files().into_iter().map(|(name, _)| name).chain(["report.html", RESULTS_FILE]);
+            let made = record.files().into_iter().map(|(name, _)| name).chain(report).chain([RESULTS_FILE]);
             let made = made.collect::<Vec<_>>().join(", ");
             printed(writeln!(io::stdout(), "\nEverything is in {}: {made}", output.display()))?;
         }
