@@ -1,10 +1,12 @@
-//! Experiments that take less than a second.
+//! Runs and experiments that take less than a second.
 
 #![allow(dead_code, reason = "each test binary uses some of it")]
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
+
+use falcon_lm::train::{Record, checkpoint_steps, read_metrics};
 
 /// `falcon reproduce addition`, with models of a few thousand numbers.
 pub fn addition(args: &[&str], output: &Path) -> Output {
@@ -55,4 +57,49 @@ pub fn corpus(folder: &Path) {
     }
     two("winogrande", r#"{"contexts": ["rain on", "a river"], "continuation": "runs", "gold": 1}"#, ["1}", "0}"]);
     two("lambada_openai", r#"{"context": "rain falls on the", "target": "hill"}"#, ["hill", "river"]);
+}
+
+/// A model that takes milliseconds a step.
+pub const TINY: [&str; 26] = [
+    "--set",
+    "model.hidden_size=16",
+    "--set",
+    "model.num_heads=2",
+    "--set",
+    "model.num_hidden_layers=1",
+    "--set",
+    "model.intermediate_size=16",
+    "--set",
+    "task.max_width=2",
+    "--set",
+    "task.beyond=3",
+    "--set",
+    "task.widths=adaptive",
+    "--set",
+    "task.eval_samples=4",
+    "--set",
+    "train.batch=4",
+    "--set",
+    "train.steps=40",
+    "--set",
+    "train.warmup=5",
+    "--set",
+    "train.eval_every=7",
+    "--set",
+    "train.save_every=1",
+];
+
+/// What a run knows at its end, but for times.
+pub fn result(run: &Path) -> (Vec<Vec<u8>>, Vec<Record>) {
+    let last = *checkpoint_steps(run).unwrap().last().unwrap();
+    let folder = run.join(format!("checkpoints/step-{last:06}"));
+    let files = ["model.safetensors", "optimizer.safetensors", "progress.json", "config.json"];
+    let records =
+        read_metrics(&run.join("metrics.jsonl")).unwrap().into_iter().filter_map(|record| match record {
+            Record::Train(record) => Some(Record::Train(falcon_lm::train::TrainRecord { seconds: 0.0, ..record })),
+            Record::Eval(record) => Some(Record::Eval(falcon_lm::train::EvalRecord { seconds: 0.0, ..record })),
+            Record::Gates(record) => Some(Record::Gates(record)),
+            Record::Start(_) | Record::Stop(_) => None,
+        });
+    (files.iter().map(|file| fs::read(folder.join(file)).unwrap()).collect(), records.collect())
 }
