@@ -118,7 +118,8 @@ fn what_is_not_the_same_run_is_trained() {
     assert!(String::from_utf8_lossy(&none.stderr).contains("nowhere/results.json"));
 }
 
-/// Records of earlier versions have no fingerprints. Their presets are taken where the record says how they were trained.
+/// Records of earlier versions have no fingerprints. Their presets are taken where the record says how they were
+/// trained.
 #[test]
 fn old_records_are_taken_where_they_say_enough() {
     let folder = TempDir::new().unwrap();
@@ -152,7 +153,8 @@ fn old_records_are_taken_where_they_say_enough() {
     assert!(said.contains("none can be derived from the record"), "{said}");
 }
 
-/// A record is all there is of rows whose folders are on another machine, and is not written over by an experiment without them.
+/// A record is all there is of rows whose folders are on another machine, and is not written over by an experiment
+/// without them.
 #[test]
 fn rows_that_only_a_record_has_are_not_lost() {
     let folder = TempDir::new().unwrap();

@@ -1,7 +1,8 @@
-//! Programs that are killed without warning, at random moments: nothing that was there is lost, nothing that is half written is taken for
-//! whole, and the same command run to its end leaves what it would have left without the kills.
+//! Programs that are killed without warning, at random moments: nothing that was there is lost, nothing that is half
+//! written is taken for whole, and the same command run to its end leaves what it would have left without the kills.
 //!
-//! `FALCON_KILLS` is the number of kills of all tests together; without it, it is enough for every change to be tested with some.
+//! `FALCON_KILLS` is the number of kills of all tests together; without it, it is enough for every change to be tested
+//! with some.
 
 #![cfg(unix)]
 
@@ -72,8 +73,8 @@ impl Place {
         command
     }
 
-    /// Kills `args` again and again, `share` sixtieths of all kills. `before` is called before a fresh beginning, `intact` after every kill
-    /// with what came of a run without kills, and `result` at the end of all.
+    /// Kills `args` again and again, `share` sixtieths of all kills. `before` is called before a fresh beginning,
+    /// `intact` after every kill with what came of a run without kills, and `result` at the end of all.
     fn kill<T: PartialEq + Debug>(
         mut self,
         args: &[&str],
@@ -168,7 +169,7 @@ fn file(name: &'static str) -> impl Fn(&Path) -> Vec<u8> {
 #[test]
 fn training() {
     let place = Place::new();
-    let args = [&["train"], &TINY[..], &["--run", "work/run"]].concat();
+    let args = [&["train"], &TINY[..], &["--set", "train.steps=15", "--run", "work/run"]].concat();
     // What a checkpoint has is not learnt again: none is lost by a kill.
     let saved = Cell::new(0);
     let intact = |work: &Path, _: &_| {
@@ -194,8 +195,8 @@ fn tokens(work: &Path) -> BTreeMap<String, Vec<u8>> {
 fn text_made_into_tokens() {
     let place = Place::new();
     let line = |i: usize| format!("line {i}: rain falls on hill {} and runs to a river\n", i * i % 97);
-    fs::write(place.path("input/book.txt"), (0..40_000).map(line).collect::<String>()).unwrap();
-    fs::write(place.path("input/valid.txt"), (0..5000).map(|i| line(3 * i)).collect::<String>()).unwrap();
+    fs::write(place.path("input/book.txt"), (0..12_000).map(line).collect::<String>()).unwrap();
+    fs::write(place.path("input/valid.txt"), (0..1500).map(|i| line(3 * i)).collect::<String>()).unwrap();
     let learn = ["tokenizer", "train", "input/valid.txt", "--size", "300", "-o", "input/tokenizer.json"];
     place.prepare(&learn);
     let sets = ["task.train=input/book.txt", "task.valid=input/valid.txt", "task.tokenizer=input/tokenizer.json"];

@@ -50,9 +50,9 @@ pub struct RowsArgs {
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
 
-    /// Go on from a record made elsewhere: a results.json, or the folder that holds one; may be given several times. A row that is
-    /// recorded with the same name, seed, configuration, data and measurements is taken as it is, and so is a trial of a search. The
-    /// record in the output folder is read in any case.
+    /// Go on from a record made elsewhere: a results.json, or the folder that holds one; may be given several times. A
+    /// row that is recorded with the same name, seed, configuration, data and measurements is taken as it is, and so is
+    /// a trial of a search. The record in the output folder is read in any case.
     #[arg(long, value_name = "DIR")]
     pub continue_from: Vec<PathBuf>,
 

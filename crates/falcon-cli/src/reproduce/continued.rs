@@ -39,8 +39,8 @@ impl<R: Results> EarlierRecords<R> {
         self.own.as_ref().is_some_and(|own| !own.record.rows().is_empty())
     }
 
-    /// The rows that are recorded, one for each run of the plan or none, and says which. `measured` returns a row as it is asked for,
-    /// or none if it was not measured in that way.
+    /// The rows that are recorded, one for each run of the plan or none, and says which. `measured` returns a row as it
+    /// is asked for, or none if it was not measured in that way.
     pub fn take(
         &self,
         plan: &[Planned],
@@ -52,7 +52,7 @@ impl<R: Results> EarlierRecords<R> {
         for Planned { row, title, config, folder } in plan {
             let wanted = Wanted { row, config, fingerprint: fingerprint(config) };
             let (mut taken, mut refused) = (None, None);
-            for earlier in self.all().filter(|_| self.any()) {
+            for earlier in self.all() {
                 let row = match earlier.row(wanted) {
                     None => continue,
                     Some(Ok(row)) => measured(&earlier.record, row)?.ok_or(NotTaken::Measured),
@@ -73,21 +73,22 @@ impl<R: Results> EarlierRecords<R> {
             }
             rows.push(taken);
         }
-        for of_one in found.chunk_by(|one, other| one.0 == other.0) {
-            let titles: Vec<&str> = of_one.iter().map(|(_, title)| *title).collect();
-            let (count, path) = (titles.len(), of_one[0].0.display());
-            let runs = if count == 1 { "1 run".to_string() } else { format!("{count} runs") };
+        for earlier in self.all() {
+            let titles: Vec<&str> =
+                found.iter().filter(|(path, _)| *path == earlier.path).map(|(_, title)| *title).collect();
+            let runs = match titles.len() {
+                0 => continue,
+                1 => "1 run".to_string(),
+                count => format!("{count} runs"),
+            };
+            let path = earlier.path.display();
             say(&format!("{runs} taken from {path}, and not trained again: {}", titles.join("; ")));
         }
         Ok(rows)
     }
 
-    fn any(&self) -> bool {
-        self.all().next().is_some()
-    }
-
-    /// Keeps the record in the output folder under another name if it has rows that would be lost: which are not among those taken, and
-    /// have no folder to be found in.
+    /// Keeps the record in the output folder under another name if it has rows that would be lost: which are not among
+    /// those taken, and have no folder to be found in.
     pub fn set_aside(&self, output: &Path, taken: &[Option<R::Row>]) -> Result<(), ReproduceError> {
         let Some(own) = &self.own else { return Ok(()) };
         let is_taken = |row: &R::Row| {

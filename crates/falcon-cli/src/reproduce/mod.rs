@@ -182,8 +182,9 @@ fn side_by_side<'a>(plan: impl ExactSizeIterator<Item = &'a Planned> + Clone, ar
     (jobs, (threads / jobs).max(1))
 }
 
-/// Runs all that `taken` has no result of, which has a place for each run of the plan. One that fails does not keep the others from being
-/// run. After each that came to its end, `keep` is given what is done by then, in the order of the plan.
+/// Runs all that `taken` has no result of, which has a place for each run of the plan. One that fails does not keep the
+/// others from being run. After each that came to its end, `keep` is given what is done by then, in the order of the
+/// plan.
 fn run_all<T: Clone + Send>(
     plan: &[Planned],
     taken: Vec<Option<T>>,
@@ -248,8 +249,8 @@ fn run_all<T: Clone + Send>(
     Ok(done)
 }
 
-/// Runs all of an experiment that has `all` runs but for the rows that were `taken` from earlier records, keeps a record of what is done
-/// after each of them, and finishes it.
+/// Runs all of an experiment that has `all` runs but for the rows that were `taken` from earlier records, keeps a
+/// record of what is done after each of them, and finishes it.
 fn run_and_record<R: Results>(
     args: &RowsArgs,
     (plan, taken): (&[Planned], Vec<Option<R::Row>>),

@@ -24,8 +24,8 @@ pub(super) struct Searched {
 }
 
 impl Plan<'_> {
-    /// Does the search but for the trials that earlier records have, or finds it done. None if it was interrupted. After each trial,
-    /// `keep` is given what is known by then.
+    /// Does the search but for the trials that earlier records have, or finds it done. None if it was interrupted.
+    /// After each trial, `keep` is given what is known by then.
     pub fn search(
         &self,
         args: &RowsArgs,

@@ -37,6 +37,10 @@ enum Kind {
 impl Curve<'_> {
     /// A line for each run, of which `data` has the points.
     fn chart(&self, runs: &[Shown<'_>], y: Scale, data: &[Vec<Point>]) -> Option<String> {
+        // A single measurement makes no curve. Its numbers are in the summary.
+        if self.kind == Kind::Measured && data.iter().all(|points| points.len() < 2) {
+            return None;
+        }
         let steps = all_steps(runs);
         let lines = |look: Look, points: &dyn Fn(&[Point]) -> Vec<Point>| {
             let line = |(run, all): (&Shown<'_>, &Vec<Point>)| Line { run: run.index, points: points(all), look };
@@ -223,6 +227,9 @@ pub fn gates(runs: &[Shown<'_>]) -> String {
             Curve { title: &title, unit: "", fit, format, kind }.chart(runs, y, runs_of_layer)
         };
         let panels: String = data.iter().enumerate().filter_map(panel).collect();
+        if panels.is_empty() {
+            continue;
+        }
         let heading = escape(&with_symbol(name));
         _ = writeln!(
             out,

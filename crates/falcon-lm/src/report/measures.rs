@@ -129,11 +129,12 @@ pub fn comparable<'a>(runs: &[Shown<'a>]) -> Vec<Comparable<'a>> {
     let keys: Vec<Vec<(String, String)>> = groups.iter().map(|(measured, _)| measured.clone()).collect();
     let name =
         |keys: &[(String, String)]| keys.iter().find(|(key, _)| key == "name").map(|(_, name)| name.clone());
+    let shown = |value: &String| if value.is_empty() { "none".into() } else { value.clone() };
     let title = |group: &[(String, String)]| {
         let others: Vec<_> = keys.iter().filter(|other| name(other) == name(group)).collect();
         let differs = |pair: &&(String, String)| others.iter().any(|other| !other.contains(pair));
         let differing: Vec<String> =
-            group.iter().filter(differs).map(|(key, value)| format!("{key} = {value}")).collect();
+            group.iter().filter(differs).map(|(key, value)| format!("{key} = {}", shown(value))).collect();
         let name = name(group).unwrap_or_else(|| "unknown task".into());
         if differing.is_empty() { name } else { format!("{name}: {}", differing.join(", ")) }
     };

@@ -39,8 +39,8 @@ pub(crate) use scale::{Format, Scale};
 const COLOURS: usize = 8;
 const DASHES: [&str; 4] = ["none", "7 3", "2 3", "9 3 2 3"];
 
-/// The page about `runs`, in their order. Runs whose numbers cannot be compared, because they are measured on other data or by other tokens,
-/// are shown apart.
+/// The page about `runs`, in their order. Runs whose numbers cannot be compared, because they are measured on other
+/// data or by other tokens, are shown apart.
 pub fn page(runs: &[RunRecord]) -> String {
     let shown = Shown::all(runs);
     let title = match shown.as_slice() {
@@ -109,7 +109,9 @@ fn evaluation(runs: &[Shown<'_>]) -> String {
             _ = writeln!(out, "<p class=\"none\">No evaluation yet: {}.</p>", without.join(", "));
         }
     }
-    out += &grid("charts", charts, "No evaluation yet.");
+    let once = runs.iter().any(|run| run.evals().next().is_some());
+    let otherwise = if once { "Evaluated once: the summary has the numbers." } else { "No evaluation yet." };
+    out += &grid("charts", charts, otherwise);
     let groups = curves::groups(runs);
     if !groups.is_empty() {
         out += &grid("charts wide", groups, "");

@@ -127,21 +127,22 @@ fn text_has_perplexity_and_bits_per_byte_and_nothing_empty() {
 #[test]
 fn only_what_is_measured_alike_is_compared() {
     let runs = [
-        text_run("one", "v.txt", &[2.5]),
+        text_run("one", "v.txt", &[3.0, 2.5]),
         run("sums", 20),
-        text_run("other text", "w.txt", &[1.25]),
-        text_run("two", "v.txt", &[2.0]),
+        text_run("other text", "", &[1.5, 1.25]),
+        text_run("two", "v.txt", &[3.0, 2.0]),
     ];
     let page = page(&runs);
     let parts: Vec<&str> = page.split("<h2 class=\"part\">").skip(1).collect();
     let titles: Vec<&str> = parts.iter().map(|part| part.split('<').next().unwrap()).collect();
-    assert_eq!(titles, ["Text: valid = v.txt", "Addition", "Text: valid = w.txt"]);
+    assert_eq!(titles, ["Text: valid = v.txt", "Addition", "Text: valid = none"]);
     // The best of the two that can be compared, and of no other.
     assert!(parts[0].contains("<b>2.000</b>") && !parts[0].contains("<b>2.500</b>"), "{}", parts[0]);
     assert!(!page.contains("<b>1.250</b>") && !parts[1].contains("<td><b>"), "{page}");
     // Every run has its colour, and is drawn with those of its own kind only.
     let drawn =
         |part: &str, run: usize| figures(part).iter().all(|f| f.contains(&format!("<path class=\"line r{run}\"")));
+    assert!(parts.iter().all(|part| figures(part).len() >= 4));
     let absent = |part: &str, run: usize| figures(part).iter().all(|f| !f.contains(&format!("r{run}\"")));
     assert!(drawn(parts[0], 0) && drawn(parts[0], 3) && absent(parts[0], 1) && absent(parts[0], 2));
     assert!(drawn(parts[1], 1) && absent(parts[1], 0) && drawn(parts[2], 2) && absent(parts[2], 3));
@@ -150,6 +151,16 @@ fn only_what_is_measured_alike_is_compared() {
     let Some(toml::Value::Table(task)) = sparse.config.get_mut("task") else { unreachable!() };
     task.insert("sparse".into(), 0.5.into());
     assert!(!super::page(&[run("sums", 20), sparse]).contains("class=\"part\""));
+}
+
+/// A panel with a single dot in it says less than the summary.
+#[test]
+fn a_single_evaluation_is_in_the_summary_alone() {
+    let mut once = text_run("once", "v.txt", &[2.0]);
+    once.records.push(gates(10));
+    let page = page(&[once]);
+    assert!(figures(&page).is_empty() && !page.contains("<h2>Gates</h2>"), "{page}");
+    assert!(page.contains("Evaluated once") && page.contains("<td>7.389</td>"), "{page}");
 }
 
 /// Tokenizers of one name need not be the same.

@@ -47,8 +47,8 @@ pub enum NotTaken {
 }
 
 impl<R: Results> Earlier<R> {
-    /// Reads a record: `path` is the file, or the folder that holds `results.json`. `command` is that of the experiment at hand, and
-    /// `config` makes the configuration that it gives to a row and a seed.
+    /// Reads a record: `path` is the file, or the folder that holds `results.json`. `command` is that of the experiment
+    /// at hand, and `config` makes the configuration that it gives to a row and a seed.
     pub fn read(
         path: &Path,
         command: &str,
@@ -80,8 +80,8 @@ impl<R: Results> Earlier<R> {
         Some(Err(refused))
     }
 
-    /// The origin of a row that was recorded before rows had one. It is that of the run at hand if the record as a whole was made by the
-    /// same settings, and the row is a preset without changes and of the same size.
+    /// The origin of a row that was recorded before rows had one. It is that of the run at hand if the record as a
+    /// whole was made by the same settings, and the row is a preset without changes and of the same size.
     fn derived(&self, row: &R::Row, wanted: Wanted<'_>) -> Option<Origin> {
         let same = self.same_settings
             && wanted.row.set.is_empty()
@@ -91,9 +91,9 @@ impl<R: Results> Earlier<R> {
     }
 }
 
-/// Whether the presets of a record were trained as the experiment at hand trains them. A record says it by its command, which must be the
-/// same but for the rows and seeds asked for, and by the configuration of its first row, of which every key must be the same. A record
-/// does not say what was in the files that text was read from.
+/// Whether the presets of a record were trained as the experiment at hand trains them. A record says it by its command,
+/// which must be the same but for the rows and seeds asked for, and by the configuration of its first row, of which
+/// every key must be the same. A record does not say what was in the files that text was read from.
 fn same_settings<R: Results>(
     record: &R,
     command: &str,

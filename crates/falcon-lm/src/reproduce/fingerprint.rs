@@ -1,6 +1,7 @@
 //! What identifies a run: a hash of its whole configuration and of the data it is trained on.
 //!
-//! Two runs with the same fingerprint are the same run, whichever machine they were trained on and wherever its files are.
+//! Two runs with the same fingerprint are the same run, whichever machine they were trained on and wherever its files
+//! are.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,13 +25,14 @@ pub struct Fingerprint([u8; 32]);
 #[error("a fingerprint must be 64 hexadecimal digits, got {0:?}")]
 pub struct FingerprintError(String);
 
-/// The content of the data that a task reads: hashes of its tokens and of its tokenizer. A task that reads no files has none.
+/// The content of the data that a task reads: hashes of its tokens and of its tokenizer. A task that reads no files has
+/// none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Data(Value);
 
 impl Data {
-    /// Reads the data of a task. Text is made into tokens if that was not done before; `progress` is told the number of bytes done, and
-    /// returns false to stop.
+    /// Reads the data of a task. Text is made into tokens if that was not done before; `progress` is told the number of
+    /// bytes done, and returns false to stop.
     pub fn of(task: &TaskConfig, progress: &mut dyn FnMut(usize) -> bool) -> Result<Self, TaskError> {
         Ok(Self(match task {
             TaskConfig::Addition(_) => Value::Null,
@@ -49,8 +51,8 @@ impl Fingerprint {
 
     /// The fingerprint of a run of `config` on `data`.
     ///
-    /// The preset and the size are left out: they are names for values that are all included. An option that is off is left out too, so
-    /// that an option added later does not change the fingerprints of runs without it.
+    /// The preset and the size are left out: they are names for values that are all included. An option that is off is
+    /// left out too, so that an option added later does not change the fingerprints of runs without it.
     pub fn of(config: &RunConfig, data: &Data) -> Self {
         let mut keys = BTreeMap::from([("data".to_string(), data.0.clone())]);
         let mut add = |section: &str, values: serde_json::Result<Value>| {

@@ -94,8 +94,8 @@ pub trait Results: Serialize + DeserializeOwned {
         if Self::read(folder).is_ok_and(more) { Ok(()) } else { self.write(folder) }
     }
 
-    /// Where the rows were trained and by which versions of the program, in words. Rows that do not say were trained where the record was
-    /// written.
+    /// Where the rows were trained and by which versions of the program, in words. Rows that do not say were trained
+    /// where the record was written.
     fn machines(&self) -> String {
         let mut machines: Vec<(&str, Vec<&str>)> = Vec::new();
         let mut versions: Vec<&str> = Vec::new();
@@ -284,7 +284,8 @@ pub(super) fn names<'a>(rows: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     names
 }
 
-/// The row of the paper that a row is compared with: the same preset, which may have been trained otherwise, but is the same model.
+/// The row of the paper that a row is compared with: the same preset, which may have been trained otherwise, but is the
+/// same model.
 pub(super) fn paper_row(name: &str) -> Option<&str> {
     let (preset, changes) = name.split_once(' ').unwrap_or((name, ""));
     changes.split_whitespace().all(|change| change.starts_with("train.")).then_some(preset)

@@ -58,8 +58,8 @@ pub struct Scale {
     pub search: Option<Search>,
 }
 
-/// Configuration of a row: that of the scale over `task`, then what is asked for all rows, then what the row changes: a row is what its
-/// name says.
+/// Configuration of a row: that of the scale over `task`, then what is asked for all rows, then what the row changes: a
+/// row is what its name says.
 pub(super) fn config(
     task: &[Layer],
     scale: &Scale,
@@ -142,7 +142,8 @@ impl Finished {
         self.start.as_ref().map_or(1, |start| start.threads)
     }
 
-    /// Where a row of this run comes from. A run of an earlier version does not say its machine; that it is here is all there is to know.
+    /// Where a row of this run comes from. A run of an earlier version does not say its machine; that it is here is all
+    /// there is to know.
     pub fn origin(&self, fingerprint: Fingerprint) -> Origin {
         let (machine, version) = self.start.clone().map(|start| (start.machine, start.version)).unzip();
         Origin {

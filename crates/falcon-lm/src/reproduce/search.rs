@@ -102,7 +102,8 @@ pub struct Trial {
 /// Name of the file in a run's folder that says how it diverged. There is no finished checkpoint to tell that.
 const DIVERGED_FILE: &str = "diverged.txt";
 
-/// Trains a point of a search in `folder`, or finds it done. None if it was interrupted. `fingerprint` is that of the run.
+/// Trains a point of a search in `folder`, or finds it done. None if it was interrupted. `fingerprint` is that of the
+/// run.
 pub fn run_trial(
     config: &RunConfig,
     folder: &Path,

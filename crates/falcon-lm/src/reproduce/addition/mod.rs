@@ -232,8 +232,8 @@ pub fn config(scale: &Scale, row: &Row, seed: u64, more: &[Layer]) -> Result<Run
     }
 }
 
-/// Trains and measures a row in `folder`, or reads what became of it before. None if it was interrupted. `fingerprint` is that of the
-/// run.
+/// Trains and measures a row in `folder`, or reads what became of it before. None if it was interrupted. `fingerprint`
+/// is that of the run.
 pub fn run_row(
     row: &Row,
     config: &RunConfig,
