@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use falcon_lm::config::RunConfig;
 use falcon_lm::data::Detokenizer;
@@ -11,19 +11,9 @@ use falcon_lm::reproduce::language::LanguageRecord;
 use falcon_lm::reproduce::{RESULTS_FILE, Results};
 use tempfile::TempDir;
 
-fn addition(args: &[&str], output: &Path) -> Output {
-    let tiny = ["hidden_size=16", "num_heads=2", "intermediate_size=16"].map(|key| format!("--set=model.{key}"));
-    let small =
-        ["--set=task.max_width=2", "--set=task.beyond=3", "--set=task.eval_samples=4", "--set=train.batch=4"];
-    let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
-    command.args(["reproduce", "addition", "--steps", "12"]).args(tiny).args(small).args(args);
-    command.arg("--output").arg(output).output().unwrap()
-}
+mod experiments;
 
-fn printed(ran: &Output) -> String {
-    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-    String::from_utf8_lossy(&ran.stdout).into_owned()
-}
+use experiments::{addition, corpus, lm, printed};
 
 /// The cells of a line without what pads them.
 fn cells(line: &str) -> String {
@@ -150,40 +140,6 @@ fn recorded_results_are_what_is_shown() {
     let record = LanguageRecord::read(&root.join("results/lm/small")).unwrap();
     let command = "falcon reproduce lm --from results/lm/small --into README.md";
     assert_eq!(record.put_into(&readme).unwrap(), readme, "{command}");
-}
-
-fn lm(args: &[&str], folder: &Path) -> Output {
-    let tiny = ["hidden_size=16", "num_heads=2", "intermediate_size=16"].map(|key| format!("--set=model.{key}"));
-    let small = ["--set=task.length=16", "--set=train.batch=2", "--set=train.eval_every=6", "--steps=12"];
-    let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
-    command.current_dir(folder).env("FALCON_CACHE", folder.join("cache"));
-    command.args(["reproduce", "lm", "--train", "train.txt", "--valid", "valid.txt"]);
-    command.args(tiny).args(small).args(args).output().unwrap()
-}
-
-/// Texts, and two of every benchmark.
-fn corpus(folder: &Path) {
-    let words = ["rain", "falls", "on", "the", "hill", "and", "runs", "to", "a", "river"];
-    let text = |from: usize, count: usize| -> String {
-        (from..from + count).map(|i| words[i * i % 7 + i % 4]).collect::<Vec<_>>().join(" ")
-    };
-    for (name, from, count) in [("train.txt", 0, 4000), ("valid.txt", 7, 300)] {
-        fs::write(folder.join(name), text(from, count)).unwrap();
-    }
-    fs::write(folder.join("wiki.txt"), format!(" = Rain = \n {} \n", text(11, 100))).unwrap();
-    let eval = folder.join("eval");
-    fs::create_dir_all(&eval).unwrap();
-    // A question and another with another answer: each is the other's example.
-    let two = |name: &str, line: &str, other: [&str; 2]| {
-        fs::write(eval.join(format!("{name}.jsonl")), [line, &line.replace(other[0], other[1])].join("\n"))
-            .unwrap();
-    };
-    let question = r#"{"question": "rain falls", "context": "on the", "choices": ["hill", "river"], "gold": 0}"#;
-    for name in ["piqa", "hellaswag", "arc_easy", "arc_challenge", "openbookqa", "social_iqa", "sciq"] {
-        two(name, question, ["0}", "1}"]);
-    }
-    two("winogrande", r#"{"contexts": ["rain on", "a river"], "continuation": "runs", "gold": 1}"#, ["1}", "0}"]);
-    two("lambada_openai", r#"{"context": "rain falls on the", "target": "hill"}"#, ["hill", "river"]);
 }
 
 #[test]

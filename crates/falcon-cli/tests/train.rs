@@ -1,4 +1,4 @@
-//! `falcon train`: runs that end, are stopped, are killed, and go wrong.
+//! `falcon train`: runs that end, are stopped, and go wrong. Those that are killed are in `kills.rs`.
 
 use std::fs;
 use std::path::Path;
@@ -9,35 +9,9 @@ use falcon_lm::train::{Record, checkpoint_steps, read_metrics};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A model that takes milliseconds a step.
-const TINY: [&str; 26] = [
-    "--set",
-    "model.hidden_size=16",
-    "--set",
-    "model.num_heads=2",
-    "--set",
-    "model.num_hidden_layers=1",
-    "--set",
-    "model.intermediate_size=16",
-    "--set",
-    "task.max_width=2",
-    "--set",
-    "task.beyond=3",
-    "--set",
-    "task.widths=adaptive",
-    "--set",
-    "task.eval_samples=4",
-    "--set",
-    "train.batch=4",
-    "--set",
-    "train.steps=40",
-    "--set",
-    "train.warmup=5",
-    "--set",
-    "train.eval_every=7",
-    "--set",
-    "train.save_every=1",
-];
+mod experiments;
+
+use experiments::{TINY, result};
 
 fn falcon() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
@@ -63,27 +37,6 @@ fn said(ran: &Output) -> String {
 fn summary(ran: &Output) -> Value {
     assert!(ran.status.success(), "{}", said(ran));
     serde_json::from_slice(&ran.stdout).unwrap()
-}
-
-/// What a run knows at its end, but for times.
-fn result(run: &Path) -> (Vec<Vec<u8>>, Vec<Record>) {
-    let last = *checkpoint_steps(run).unwrap().last().unwrap();
-    let folder = run.join(format!("checkpoints/step-{last:06}"));
-    let files = ["model.safetensors", "optimizer.safetensors", "progress.json", "config.json"];
-    let records =
-        read_metrics(&run.join("metrics.jsonl")).unwrap().into_iter().filter_map(|record| match record {
-            Record::Train(record) => Some(Record::Train(falcon_lm::train::TrainRecord { seconds: 0.0, ..record })),
-            Record::Eval(record) => Some(Record::Eval(falcon_lm::train::EvalRecord { seconds: 0.0, ..record })),
-            Record::Gates(record) => Some(Record::Gates(record)),
-            Record::Start(_) | Record::Stop(_) => None,
-        });
-    (files.iter().map(|file| fs::read(folder.join(file)).unwrap()).collect(), records.collect())
-}
-
-/// A pause of up to `most` milliseconds, another one each time.
-fn pause(seed: &mut u64, most: u64) {
-    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    std::thread::sleep(Duration::from_millis((*seed >> 33) % most));
 }
 
 #[test]
@@ -120,38 +73,6 @@ fn a_run_ends_with_a_model_and_its_records() {
     assert!(!refused.status.success() && said(&refused).contains("train.batch is 4 in the run, 5 here"));
     let alone = falcon().args(["train", "--json", "--run"]).arg(&run).output().unwrap();
     assert_eq!(summary(&alone)["step"], 40);
-}
-
-/// The whole point of checkpoints: whatever the moment of a kill, the run that goes on ends as if nothing had happened.
-#[test]
-fn kills_leave_no_trace() {
-    let folder = TempDir::new().unwrap();
-    let whole = folder.path().join("whole");
-    summary(&train(&whole, &[]));
-    let expected = result(&whole);
-    let (mut kills, mut inside, mut seed, mut round, mut patience) = (0, 0, 1, 0, 120);
-    while kills < 50 || inside == 0 {
-        assert!(kills < 2000, "none of {kills} kills fell into the writing of a checkpoint");
-        round += 1;
-        let run = folder.path().join(format!("killed-{round}"));
-        loop {
-            let mut process = command(&run, &[]).spawn().unwrap();
-            pause(&mut seed, patience);
-            if process.try_wait().unwrap().is_some() {
-                break;
-            }
-            process.kill().unwrap();
-            process.wait().unwrap();
-            kills += 1;
-            // On a machine so slow that no attempt comes to a step, the run would never end.
-            patience += 1;
-            let entries = fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
-            let mut names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-            inside += usize::from(names.any(|name| name.starts_with('.')));
-        }
-        summary(&train(&run, &[]));
-        assert_eq!(result(&run), expected, "round {round}, {kills} kills");
-    }
 }
 
 #[test]

@@ -130,7 +130,8 @@ impl Layer {
         Self::text(&path.display().to_string(), &text)
     }
 
-    fn text(from: &str, text: &str) -> Result<Self, RunConfigError> {
+    /// From TOML text; `from` is what errors call it.
+    pub(crate) fn text(from: &str, text: &str) -> Result<Self, RunConfigError> {
         let toml = |error: String| RunConfigError::Toml { from: from.into(), error };
         let table: toml::Table = toml::from_str(text).map_err(|error| toml(error.to_string()))?;
         finite(&toml::Value::Table(table.clone()), "").map_err(toml)?;

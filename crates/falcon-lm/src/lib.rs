@@ -46,6 +46,7 @@ pub mod config;
 pub mod data;
 pub mod evaluate;
 pub mod generate;
+pub mod machine;
 pub mod memory;
 pub mod report;
 pub mod reproduce;

@@ -50,6 +50,12 @@ pub struct RowsArgs {
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
 
+    /// Go on from a record made elsewhere: a results.json, or the folder that holds one; may be given several times. A
+    /// row that is recorded with the same name, seed, configuration, data and measurements is taken as it is, and so is
+    /// a trial of a search. The record in the output folder is read in any case.
+    #[arg(long, value_name = "DIR")]
+    pub continue_from: Vec<PathBuf>,
+
     /// Threads; all cores if not given. Results do not depend on it.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
@@ -65,7 +71,7 @@ pub struct RowsArgs {
     pub ablation: Option<Ablation>,
 
     /// Only make the tables and pictures again from the results.json in this folder, and print the tables.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["scale", "models", "seeds", "steps", "set", "output", "threads", "jobs", "ablation"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["scale", "models", "seeds", "steps", "set", "output", "continue_from", "threads", "jobs", "ablation"])]
     pub from: Option<PathBuf>,
 
     /// With --from: put the tables into this Markdown file too, between the lines `<!-- EXPERIMENT SCALE -->` and `<!-- end -->`.
@@ -190,8 +196,11 @@ EXAMPLES
   falcon reproduce addition --ablation timing --models falcon-1a.3
   falcon reproduce addition --set task.operands=independent --set task.leading_zeros=false
   falcon reproduce addition --from results/addition/small --into README.md
+  falcon reproduce addition --scale paper --continue-from results/addition/authors
 
-  Stopped by Ctrl-C or a kill, the same command goes on.";
+  Stopped by Ctrl-C or a kill, the same command goes on. It needs only results.json for that, so it
+  goes on from a copy of that file on another machine too. Rows stand in the order that was asked
+  for, whichever machine they come from.";
 
 pub(super) const LANGUAGE: &str = "\
 SCALES
@@ -235,6 +244,9 @@ EXAMPLES
   falcon reproduce lm --train books.txt.xz --valid other.txt --ablation timing -m falcon-1a.3
   falcon reproduce lm --scale paper --tokenizer gpt2/ --estimate
   falcon reproduce lm --from results/lm/small --into README.md
+  falcon reproduce lm --train books/ --valid held-out.txt --continue-from other-machine/
 
   What a line of eval/NAME.jsonl is, `falcon eval --help` says. Stopped by Ctrl-C or a kill, the
-  same command goes on.";
+  same command goes on. It needs only results.json for that, so it goes on from a copy of that
+  file on another machine too. Rows stand in the order that was asked for, whichever machine they
+  come from.";

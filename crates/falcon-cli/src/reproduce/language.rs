@@ -6,20 +6,22 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use falcon_lm::config::RunConfig;
-use falcon_lm::data::{Source, TOKENIZER_FILE, Tokenizer, digest, sample};
+use falcon_lm::data::{CacheError, Source, TOKENIZER_FILE, Tokenizer, digest, sample};
 use falcon_lm::evaluate::BENCHMARKS;
-use falcon_lm::reproduce::language::{Corpus, Estimate, LanguageRecord, SCALES, config, estimate, exam, run_row};
-use falcon_lm::reproduce::{Row, Scale, Search};
-use falcon_lm::tasks::TaskConfig;
+use falcon_lm::machine;
+use falcon_lm::reproduce::language::{
+    Corpus, Estimate, LanguageRecord, RowResult, SCALES, config, estimate, exam, run_row,
+};
+use falcon_lm::reproduce::{Data, Fingerprint, Results, Row, Scale, Search};
+use falcon_lm::tasks::{TaskConfig, TaskError};
 use falcon_lm::train::Outcome;
 use falcon_nn::write_file;
 use serde_json::json;
 
+use super::continued::EarlierRecords;
 use super::plan::{Plan, Planned, families};
 use super::search::{Searched, warn};
-use super::{
-    LanguageArgs, ReproduceError, again, command, machine, quoted, results_folder, run_and_record, scale,
-};
+use super::{LanguageArgs, ReproduceError, again, command, quoted, results_folder, run_and_record, scale};
 use crate::args::exam_texts;
 use crate::bench::Text;
 use crate::interrupt::SAVING;
@@ -64,28 +66,50 @@ pub(super) fn run(args: &LanguageArgs) -> Result<Outcome, ReproduceError> {
     }
     exam.check()?;
     check_unseen(args)?;
+    let command = command("lm", &args.rows, words(args));
+    let earlier = EarlierRecords::<LanguageRecord>::read(&args.rows, &output, &command, &plan)?;
     let plan = match args.tokenizer {
         Some(_) => plan,
         None => plan_with(&learn(&path(&args.train), &output)?)?,
     };
-    let Some(Searched { runs, record, failed }) = plan.search(&args.rows)? else {
+    let first = &plan.runs[0].config;
+    let Some(data) = read_data(first)? else { return Ok(Outcome::Interrupted) };
+    let fingerprint = |config: &RunConfig| Fingerprint::of(config, &data);
+    let record = |config: &RunConfig, rows, planned, search| LanguageRecord {
+        scale: scale.name.into(),
+        command: command.clone(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        machine: machine::describe(),
+        config: recorded(config, args).to_toml(),
+        planned,
+        search,
+        rows,
+    };
+    // Rows that are recorded are known again only when the search is done, and must not be written over before.
+    let keep_search = |search| match earlier.has_own_rows() {
+        true => Ok(()),
+        false => record(first, Vec::new(), Some(plan.runs.len()), Some(search)).write(&output),
+    };
+    let Some(Searched { runs, search, failed }) = plan.search(&args.rows, &earlier, &fingerprint, keep_search)?
+    else {
         return Ok(Outcome::Interrupted);
     };
+    let mut asked = None;
+    let taken = earlier.take(&runs, &fingerprint, |_, row: RowResult| {
+        if asked.is_none() {
+            asked = Some(exam.asked(&tokenizer(first)?, &mut measuring("reading what is asked", STOPPING))?);
+        }
+        // None of an interrupt, after which no row is run either.
+        Ok(asked.as_ref().and_then(Option::as_ref).and_then(|asked| row.answering(asked)))
+    })?;
+    earlier.set_aside(&output, &taken)?;
     let run = |planned: &Planned, show: &mut Show| {
         let Planned { row, title, config, folder } = planned;
-        run_row(row, config, &exam, folder, show, &mut measuring(title, SAVING))
+        run_row(row, config, &exam, folder, fingerprint(config), show, &mut measuring(title, SAVING))
     };
-    let outcome =
-        run_and_record(&args.rows, &runs, plan.runs.len(), &output, run, |rows, planned| LanguageRecord {
-            scale: scale.name.into(),
-            command: command("lm", &args.rows, words(args)),
-            version: env!("CARGO_PKG_VERSION").into(),
-            machine: machine(),
-            config: recorded(&runs[0].config, args).to_toml(),
-            planned,
-            search: record.clone(),
-            rows,
-        });
+    let outcome = run_and_record(&args.rows, (&runs, taken), plan.runs.len(), &output, run, |rows, planned| {
+        record(&runs[0].config, rows, planned, search.clone())
+    });
     match (failed, outcome) {
         (Some(failed), Ok(Outcome::Finished)) => Err(failed),
         (failed, outcome) => {
@@ -103,6 +127,26 @@ fn search(args: &LanguageArgs, scale: &Scale) -> Option<Search> {
     let Some(asked) = args.search else { return scale.search };
     let search = scale.search.unwrap_or(Search::SMALL);
     Some(Search { steps: asked.unwrap_or(search.steps), ..search })
+}
+
+/// What is said when it is stopped before anything is trained.
+const STOPPING: &str = "stopping";
+
+/// The content of the text that all runs read. None if it was interrupted.
+fn read_data(config: &RunConfig) -> Result<Option<Data>, ReproduceError> {
+    let mut progress = measuring("text", STOPPING);
+    let read =
+        Data::of(&config.task, &mut |bytes| progress(&format!("{} MiB made into tokens", bytes >> 20), 0, 0));
+    match read {
+        Err(TaskError::Data { error, .. }) if matches!(*error, CacheError::Interrupted) => Ok(None),
+        read => Ok(Some(read?)),
+    }
+}
+
+/// The tokenizer of all runs.
+fn tokenizer(config: &RunConfig) -> Result<Tokenizer, ReproduceError> {
+    let TaskConfig::Text(task) = &config.task else { unreachable!("the task is set to text") };
+    Ok(Tokenizer::open(&task.tokenizer)?)
 }
 
 /// A configuration for the record: where the output goes, and with it a tokenizer learnt there, is nobody's business.
@@ -215,7 +259,7 @@ fn show_estimates(args: &LanguageArgs, plan: &Plan<'_>) -> Result<Outcome, Repro
         );
     }
     let search = if plan.searches.iter().all(|search| search.trials.is_empty()) { "" } else { " and the search" };
-    let (machine, threads) = (machine(), rayon::current_num_threads());
+    let (machine, threads) = (machine::describe(), rayon::current_num_threads());
     let said = match args.rows.json {
         true => json!({ "machine": machine, "rows": values }).to_string(),
         false => format!(

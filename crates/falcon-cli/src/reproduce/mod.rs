@@ -2,6 +2,7 @@
 
 mod addition;
 mod args;
+mod continued;
 mod language;
 mod plan;
 mod search;
@@ -17,6 +18,7 @@ use falcon_lm::data::{CacheError, SourceError, TokenizerError};
 use falcon_lm::evaluate::BenchmarkError;
 use falcon_lm::report::{RunRecord, aligned, page};
 use falcon_lm::reproduce::{RESULTS_FILE, RecordError, Results, RowError, Scale};
+use falcon_lm::tasks::TaskError;
 use falcon_lm::train::{Outcome, Watch};
 use falcon_nn::write_file;
 use thiserror::Error;
@@ -66,6 +68,15 @@ pub enum ReproduceError {
     /// Results cannot be kept or read.
     #[error(transparent)]
     Record(#[from] RecordError),
+    /// What is in the output folder is no record of this experiment.
+    #[error("{error}; a record is not replaced by that of another experiment: give --output another folder")]
+    OwnRecord {
+        /// What is wrong with it.
+        error: Box<RecordError>,
+    },
+    /// The data of the task cannot be read.
+    #[error(transparent)]
+    Task(#[from] TaskError),
     /// A tokenizer of other text is where one should be learnt.
     #[error(
         "{}: learnt from another text; use it by --tokenizer, or give --output another folder",
@@ -164,28 +175,33 @@ struct Done<T> {
 const LARGE: usize = 10_000_000;
 
 /// How many runs go side by side, and the threads of each: a small model gains more from a core of its own than from all of them.
-fn side_by_side(plan: &[Planned], args: &RowsArgs) -> (usize, usize) {
+fn side_by_side<'a>(plan: impl ExactSizeIterator<Item = &'a Planned> + Clone, args: &RowsArgs) -> (usize, usize) {
     let threads = args.threads.map_or_else(all_cores, Into::into);
-    let large = plan.iter().any(|planned| planned.config.model.parameter_count() > LARGE);
+    let large = plan.clone().any(|planned| planned.config.model.parameter_count() > LARGE);
     let jobs = args.jobs.map_or(if large { 1 } else { threads }, Into::into).min(plan.len()).max(1);
     (jobs, (threads / jobs).max(1))
 }
 
-/// Runs all. One that fails does not keep the others from being run. After each that came to its end, `keep` is
-/// given what is done by then, in order.
+/// Runs all that `taken` has no result of, which has a place for each run of the plan. One that fails does not keep the
+/// others from being run. After each that came to its end, `keep` is given what is done by then, in the order of the
+/// plan.
 fn run_all<T: Clone + Send>(
     plan: &[Planned],
+    taken: Vec<Option<T>>,
     args: &RowsArgs,
     run: impl Fn(&Planned, &mut Show) -> Result<Option<T>, RowError> + Sync,
     keep: impl Fn(Vec<T>) -> Result<(), RecordError> + Sync,
 ) -> Result<Done<T>, ReproduceError> {
-    let (jobs, threads) = side_by_side(plan, args);
+    let left: Vec<usize> = (0..plan.len()).filter(|index| taken[*index].is_none()).collect();
+    let (jobs, threads) = side_by_side(left.iter().map(|index| &plan[*index]), args);
     let pools = (0..jobs).map(|_| threads::pool(threads)).collect::<Result<Vec<_>, _>>()?;
-    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let taken = taken.into_iter().enumerate().filter_map(|(index, row)| Some((index, Ok(Some(row?)))));
+    let (next, results) = (AtomicUsize::new(0), Mutex::new(taken.collect::<Vec<_>>()));
     let work = || {
         loop {
-            let index = next.fetch_add(1, Ordering::SeqCst);
-            let Some(planned) = plan.get(index) else { break };
+            let turn = next.fetch_add(1, Ordering::SeqCst);
+            let Some(&index) = left.get(turn) else { break };
+            let planned = &plan[index];
             let about = format!("{}/{} {}", index + 1, plan.len(), planned.title);
             let mut show = Show::new(&planned.config, stop_on_interrupt(SAVING)).about(about);
             let result = run(planned, &mut show);
@@ -193,7 +209,7 @@ fn run_all<T: Clone + Send>(
             let result =
                 result.map_err(|error| ReproduceError::Row { title: planned.title.clone(), error: error.into() });
             if let Err(error) = &result
-                && index + 1 < plan.len()
+                && turn + 1 < left.len()
             {
                 show.warn(&format!("{error}; going on with the others"));
             }
@@ -233,21 +249,25 @@ fn run_all<T: Clone + Send>(
     Ok(done)
 }
 
-/// Runs all of an experiment that has `all` runs, keeps a record of what is done after each of them, and finishes
-/// it.
-fn run_and_record<T: Clone + Send, R: Results>(
+/// Runs all of an experiment that has `all` runs but for the rows that were `taken` from earlier records, keeps a
+/// record of what is done after each of them, and finishes it.
+fn run_and_record<R: Results>(
     args: &RowsArgs,
-    plan: &[Planned],
+    (plan, taken): (&[Planned], Vec<Option<R::Row>>),
     all: usize,
     output: &Path,
-    run: impl Fn(&Planned, &mut Show) -> Result<Option<T>, RowError> + Sync,
-    record: impl Fn(Vec<T>, Option<usize>) -> R + Sync,
+    run: impl Fn(&Planned, &mut Show) -> Result<Option<R::Row>, RowError> + Sync,
+    record: impl Fn(Vec<R::Row>, Option<usize>) -> R + Sync,
 ) -> Result<Outcome, ReproduceError> {
-    let record = |rows: Vec<T>| {
+    let record = |rows: Vec<R::Row>| {
         let planned = (rows.len() < all).then_some(all);
         record(rows, planned)
     };
-    let done = run_all(plan, args, run, |rows| record(rows).keep(output))?;
+    let rows: Vec<R::Row> = taken.iter().flatten().cloned().collect();
+    if !rows.is_empty() {
+        record(rows).keep(output)?;
+    }
+    let done = run_all(plan, taken, args, run, |rows| record(rows).keep(output))?;
     finish(args, plan, output, done, record)
 }
 
@@ -268,11 +288,15 @@ fn finish<T, R: Results>(
         // Of one that failed or is to come, there may be nothing to show.
         let runs: Vec<RunRecord> =
             plan.iter().filter_map(|planned| RunRecord::read(&planned.folder).ok()).collect();
-        let path = output.join("report.html");
-        write_file(&path, page(&runs).as_bytes()).map_err(|error| ReproduceError::Io { path, error })?;
+        // All rows may come from elsewhere, and have left their runs there.
+        let report = (!runs.is_empty()).then_some("report.html");
+        if let Some(name) = report {
+            let path = output.join(name);
+            write_file(&path, page(&runs).as_bytes()).map_err(|error| ReproduceError::Io { path, error })?;
+        }
         print(args, &record)?;
         if !args.json {
-            let made = record.files().into_iter().map(|(name, _)| name).chain(["report.html", RESULTS_FILE]);
+            let made = record.files().into_iter().map(|(name, _)| name).chain(report).chain([RESULTS_FILE]);
             let made = made.collect::<Vec<_>>().join(", ");
             printed(writeln!(io::stdout(), "\nEverything is in {}: {made}", output.display()))?;
         }
@@ -301,15 +325,6 @@ fn command(experiment: &str, args: &RowsArgs, more: Vec<String>) -> String {
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "=.,_-+/:".contains(c);
     if word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', "'\\''")) }
-}
-
-/// The processor, as the system calls it, and how many.
-fn machine() -> String {
-    let cores = all_cores();
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name =
-        text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ").map(|(_, name)| name));
-    format!("{}, {cores} cores", name.unwrap_or(std::env::consts::ARCH))
 }
 
 fn print<R: Results>(args: &RowsArgs, record: &R) -> Result<(), ReproduceError> {

@@ -71,7 +71,7 @@ pub(super) struct Planned {
 }
 
 /// Makes the configuration of a row and a seed, with more layers over it.
-pub(super) type Configure<'a> = dyn Fn(&Row, u64, &[Layer]) -> Result<RunConfig, RunConfigError> + 'a;
+pub(super) type Configure<'a> = dyn Fn(&Row, u64, &[Layer]) -> Result<RunConfig, RunConfigError> + Sync + 'a;
 
 /// What is searched for, for a model and the rows that are made of it.
 pub(super) struct FamilySearch {
@@ -128,11 +128,16 @@ impl<'a> Plan<'a> {
                     row: row.clone(),
                     title: format!("{}, seed {seed}", row.name),
                     config: (self.config)(row, seed, &more)?,
-                    folder: self.output.join(format!("{}-s{seed}", folder_name(row))),
+                    folder: self.output.join(folder_name(&row.name, seed)),
                 });
             }
         }
         Ok(runs)
+    }
+
+    /// The configuration of any row and seed in this experiment, without a search.
+    pub fn config_of(&self, row: &Row, seed: u64) -> Result<RunConfig, RunConfigError> {
+        (self.config)(row, seed, &self.more)
     }
 
     /// The points of a model's search, and a short run of each.
@@ -149,16 +154,21 @@ impl<'a> Plan<'a> {
                 row: row.clone(),
                 title: format!("search for {}, lr {lr:e}, embedding {initializer_range}", row.name),
                 config: (self.config)(row, SEARCH_SEED, &more)?,
-                folder: self.output.join(format!("search/{}-lr{lr:e}-emb{initializer_range}", folder_name(row))),
+                folder: self.output.join(format!("search/{}-lr{lr:e}-emb{initializer_range}", plain(&row.name))),
             });
         }
         Ok(if grid.len() > 1 { (grid, trials) } else { (grid, Vec::new()) })
     }
 }
 
-/// The beginning of the name of a row's folders.
-fn folder_name(row: &Row) -> String {
-    row.name.replace([' ', '/'], "-")
+/// The name of the folder of a row and seed.
+pub(super) fn folder_name(row: &str, seed: u64) -> String {
+    format!("{}-s{seed}", plain(row))
+}
+
+/// The name of a row as a part of a file name.
+fn plain(row: &str) -> String {
+    row.replace([' ', '/'], "-")
 }
 
 #[cfg(test)]

@@ -2,9 +2,14 @@
 
 use std::io::{self, Write};
 
-use falcon_lm::reproduce::{ModelSearch, Point, SEARCH_SEED, SearchRecord, Trial, choose, run_trial};
+use falcon_lm::config::RunConfig;
+use falcon_lm::reproduce::language::LanguageRecord;
+use falcon_lm::reproduce::{
+    Fingerprint, ModelSearch, Point, RecordError, SEARCH_SEED, SearchRecord, Trial, choose, run_trial,
+};
 use falcon_lm::train::Outcome;
 
+use super::continued::EarlierRecords;
 use super::plan::{FamilySearch, Plan, Planned};
 use super::{ReproduceError, RowsArgs, run_all};
 
@@ -13,23 +18,35 @@ pub(super) struct Searched {
     /// The full runs, at the points that were found. Those of models without one are missing.
     pub runs: Vec<Planned>,
     /// None if nothing was searched for.
-    pub record: Option<SearchRecord>,
+    pub search: Option<SearchRecord>,
     /// The last model that has no point: of all others it was said.
     pub failed: Option<ReproduceError>,
 }
 
 impl Plan<'_> {
-    /// Does the search, or finds it done. None if it was interrupted.
-    pub fn search(&self, args: &RowsArgs) -> Result<Option<Searched>, ReproduceError> {
+    /// Does the search but for the trials that earlier records have, or finds it done. None if it was interrupted.
+    /// After each trial, `keep` is given what is known by then.
+    pub fn search(
+        &self,
+        args: &RowsArgs,
+        earlier: &EarlierRecords<LanguageRecord>,
+        fingerprint: &(dyn Fn(&RunConfig) -> Fingerprint + Sync),
+        keep: impl Fn(SearchRecord) -> Result<(), RecordError> + Sync,
+    ) -> Result<Option<Searched>, ReproduceError> {
         let trials: Vec<Planned> = self.searches.iter().flat_map(|search| search.trials.clone()).collect();
+        let named = |planned: &Planned, trial: Trial| (planned.row.name.clone(), trial);
+        let taken = trials.iter().zip(earlier.trials(&trials, fingerprint));
+        let taken = taken.map(|(planned, trial)| Some(named(planned, trial?))).collect();
         let done = run_all(
             &trials,
+            taken,
             args,
             |planned, show| {
-                let trial = run_trial(&planned.config, &planned.folder, show)?;
-                Ok(trial.map(|trial| (planned.row.name.clone(), trial)))
+                let Planned { config, folder, .. } = planned;
+                let trial = run_trial(config, folder, fingerprint(config), show)?;
+                Ok(trial.map(|trial| named(planned, trial)))
             },
-            |_| Ok(()),
+            |done| self.so_far(&done).map_or(Ok(()), &keep),
         )?;
         if done.outcome == Outcome::Interrupted {
             return Ok(None);
@@ -61,12 +78,23 @@ impl Plan<'_> {
             }
             models.push(searched(search, found, point));
         }
-        let record = trials.first().map(|trial| SearchRecord {
-            seed: SEARCH_SEED,
-            steps: trial.config.train.schedule.steps,
-            models,
-        });
-        Ok(Some(Searched { runs, record, failed }))
+        Ok(Some(Searched { runs, search: self.record(models), failed }))
+    }
+
+    /// What is known of a search that goes on: nothing is chosen yet.
+    fn so_far(&self, done: &[(String, Trial)]) -> Option<SearchRecord> {
+        let model = |search: &FamilySearch| {
+            let name = &search.family.base.name;
+            let trials = done.iter().filter(|(of, _)| of == name).map(|(_, trial)| *trial).collect();
+            unchosen(search, trials)
+        };
+        self.record(self.searches.iter().map(model).filter(|model| !model.trials.is_empty()).collect())
+    }
+
+    /// None if nothing is searched for.
+    fn record(&self, models: Vec<ModelSearch>) -> Option<SearchRecord> {
+        let trial = self.searches.iter().flat_map(|search| &search.trials).next()?;
+        Some(SearchRecord { seed: SEARCH_SEED, steps: trial.config.train.schedule.steps, models })
     }
 }
 
@@ -85,6 +113,10 @@ fn searched(search: &FamilySearch, trials: Vec<Trial>, chosen: Option<Point>) ->
             "search for {name}: lr {lr:e}, embedding {initializer_range}, with a validation loss of {loss:.4}"
         );
     }
+    ModelSearch { chosen, ..unchosen(search, trials) }
+}
+
+fn unchosen(search: &FamilySearch, trials: Vec<Trial>) -> ModelSearch {
     let rows = search.family.rows.iter().map(|row| row.name.clone()).collect();
-    ModelSearch { name, rows, trials, chosen }
+    ModelSearch { name: search.family.base.name.clone(), rows, trials, chosen: None }
 }

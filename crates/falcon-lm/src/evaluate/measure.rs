@@ -13,10 +13,10 @@ use crate::trained::{Trained, TrainedError};
 /// What is asked.
 #[derive(Debug)]
 pub struct Exam {
-    texts: Vec<ExamText>,
-    window: Option<u32>,
+    pub(super) texts: Vec<ExamText>,
+    pub(super) window: Option<u32>,
     /// Questions, and the examples before each of them, each number in turn.
-    questions: Vec<(Questions, Vec<usize>)>,
+    pub(super) questions: Vec<(Questions, Vec<usize>)>,
 }
 
 /// A text to be measured.
@@ -31,7 +31,7 @@ pub struct ExamText {
 }
 
 impl ExamText {
-    fn source(&self) -> Result<Source, SourceError> {
+    pub(super) fn source(&self) -> Result<Source, SourceError> {
         let source = Source::open(&self.path)?;
         match self.detokenizer {
             Some(detokenizer) => source.detokenized(detokenizer),

@@ -1,5 +1,6 @@
 //! How good a model's predictions are: on held-out data, on text, and on the paper's benchmarks.
 
+mod asked;
 mod choices;
 mod likelihood;
 mod measure;
@@ -12,6 +13,7 @@ use std::ops::AddAssign;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use falcon_nn::{Model, Prediction, predictions};
 
+pub use self::asked::Asked;
 pub(crate) use self::choices::mean_and_variance;
 pub use self::choices::{BENCHMARKS, Benchmark, BenchmarkResult, Estimate};
 pub use self::likelihood::{Likelihood, Request};

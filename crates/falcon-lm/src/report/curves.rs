@@ -5,7 +5,8 @@ use std::fmt::Write;
 
 use super::chart::{Across, Chart, Group, Line, Look};
 use super::html::escape;
-use super::run::{RunRecord, splits};
+use super::measures::{MEASURES, Measure};
+use super::run::{RunRecord, Shown, splits};
 use super::scale::{Fit, Format, Scale};
 use super::series::{BUCKETS, Point, downsample, drawable, smooth};
 use crate::train::{EvalRecord, Scores, TrainRecord};
@@ -34,11 +35,16 @@ enum Kind {
 }
 
 impl Curve<'_> {
-    /// A line for each run, at its index.
-    fn chart(&self, steps: Scale, y: Scale, runs: &[Vec<Point>]) -> Option<String> {
+    /// A line for each run, of which `data` has the points.
+    fn chart(&self, runs: &[Shown<'_>], y: Scale, data: &[Vec<Point>]) -> Option<String> {
+        // A single measurement makes no curve. Its numbers are in the summary.
+        if self.kind == Kind::Measured && data.iter().all(|points| points.len() < 2) {
+            return None;
+        }
+        let steps = all_steps(runs);
         let lines = |look: Look, points: &dyn Fn(&[Point]) -> Vec<Point>| {
-            let line = |(run, all): (usize, &Vec<Point>)| Line { run, points: points(all), look };
-            runs.iter().enumerate().map(line).collect::<Vec<_>>()
+            let line = |(run, all): (&Shown<'_>, &Vec<Point>)| Line { run: run.index, points: points(all), look };
+            runs.iter().zip(data).map(line).collect::<Vec<_>>()
         };
         let all = |points: &[Point]| downsample(points, BUCKETS);
         let lines = match self.kind {
@@ -57,23 +63,23 @@ impl Curve<'_> {
     /// The same, with an axis of its own.
     fn fitted<P: Iterator<Item = Point>>(
         &self,
-        runs: &[RunRecord],
+        runs: &[Shown<'_>],
         points: impl Fn(usize) -> P,
     ) -> Option<String> {
         let data: Vec<_> = (0..runs.len()).map(|run| drawable(points(run))).collect();
         let y = Scale::fit(data.iter().flatten().map(|point| point.1), self.fit)?;
-        self.chart(all_steps(runs), y, &data)
+        self.chart(runs, y, &data)
     }
 }
 
 /// Steps of the longest run: the x axis of every chart, so that they can be read down the page.
-fn all_steps(runs: &[RunRecord]) -> Scale {
-    let most = runs.iter().map(RunRecord::steps_done).max().unwrap_or(0);
+fn all_steps(runs: &[Shown<'_>]) -> Scale {
+    let most = runs.iter().map(|run| run.steps_done()).max().unwrap_or(0);
     Scale::linear(0.0, most.max(1) as f64)
 }
 
 /// What each step of training tells.
-pub fn training(runs: &[RunRecord]) -> Vec<String> {
+pub fn training(runs: &[Shown<'_>]) -> Vec<String> {
     type Value = fn(&TrainRecord) -> f64;
     let curve = |title, unit, fit, format, kind| Curve { title, unit, fit, format, kind };
     let curves: [(Curve, Value); 5] = [
@@ -89,7 +95,7 @@ pub fn training(runs: &[RunRecord]) -> Vec<String> {
     let mut charts: Vec<_> =
         curves.iter().filter_map(|(curve, value)| curve.fitted(runs, |run| points(run, *value))).collect();
     let tasks: BTreeSet<&str> =
-        runs.iter().flat_map(RunRecord::steps).flat_map(|step| step.task.keys().map(String::as_str)).collect();
+        runs.iter().flat_map(|run| run.steps()).flat_map(|step| step.task.keys().map(String::as_str)).collect();
     for name in tasks {
         let title = capitalised(name);
         let (unit, fit, format, kind) = ("set by the task", Fit::Zero, Format::Number, Kind::Exact);
@@ -106,21 +112,15 @@ pub fn tokens_per_second(step: &TrainRecord) -> f64 {
     if step.seconds > 0.0 { step.tokens as f64 / step.seconds } else { f64::NAN }
 }
 
-/// Loss, accuracy and exact match of every split.
-pub fn evaluation(runs: &[RunRecord]) -> Vec<String> {
-    type Value = fn(&Scores) -> f64;
+/// Every measure of every split.
+pub fn evaluation(runs: &[Shown<'_>]) -> Vec<String> {
     let mut charts = Vec::new();
     for split in splits(runs) {
-        let values: [(&str, &str, Fit, Format, Value); 3] = [
-            ("loss", "nats per token", Fit::Decades, Format::Number, |scores| scores.loss),
-            ("accuracy", "of tokens", Fit::Part, Format::Percent, |scores| scores.accuracy),
-            ("exact match", "of sequences", Fit::Part, Format::Percent, |scores| scores.exact),
-        ];
-        for (name, unit, fit, format, value) in values {
-            let title = capitalised(&format!("{split} {name}"));
+        for Measure { title, unit, fit, format, value, .. } in MEASURES {
+            let title = capitalised(&format!("{split} {title}"));
             let curve = Curve { title: &title, unit, fit, format, kind: Kind::Measured };
             let of_split = |run: usize| runs[run].evals().filter(|eval| eval.split == split);
-            let points = |run| of_split(run).map(|eval| (eval.step as f64, value(&eval.total)));
+            let points = |run| of_split(run).filter_map(|eval| Some((eval.step as f64, value(eval)?)));
             charts.extend(curve.fitted(runs, points));
         }
     }
@@ -128,7 +128,7 @@ pub fn evaluation(runs: &[RunRecord]) -> Vec<String> {
 }
 
 /// Accuracy and exact match by group in each run's last evaluation; and in its best, if that is another in any run.
-pub fn groups(runs: &[RunRecord]) -> Vec<String> {
+pub fn groups(runs: &[Shown<'_>]) -> Vec<String> {
     let step = |eval: Option<&EvalRecord>| eval.map(|eval| eval.step);
     let same = runs.iter().all(|run| step(run.last_validation()) == step(run.best_validation()));
     let picks: &[(&str, Pick)] = if same {
@@ -151,7 +151,7 @@ pub fn groups(runs: &[RunRecord]) -> Vec<String> {
 type Pick = for<'a> fn(&'a RunRecord, &str) -> Option<&'a EvalRecord>;
 
 fn groups_of(
-    runs: &[RunRecord],
+    runs: &[Shown<'_>],
     (title, value): (&str, fn(&Scores) -> f64),
     unit: &str,
     pick: Pick,
@@ -159,7 +159,7 @@ fn groups_of(
     let places = places(runs);
     let mut lines = Vec::new();
     for split in splits(runs) {
-        for (run, eval) in runs.iter().enumerate().filter_map(|(run, record)| Some((run, pick(record, split)?))) {
+        for (run, eval) in runs.iter().filter_map(|run| Some((run.index, pick(run, split)?))) {
             let place = |name: &str| places.iter().position(|group| group.split == split && group.name == name);
             let point = |(name, scores): &(String, Scores)| Some((place(name)? as f64, value(scores)));
             let points = drawable(eval.groups.iter().filter_map(point));
@@ -173,10 +173,10 @@ fn groups_of(
 }
 
 /// Every group of every split, in the order of their numbers if they have them, else as they come.
-fn places(runs: &[RunRecord]) -> Vec<Group> {
+fn places(runs: &[Shown<'_>]) -> Vec<Group> {
     let mut names: Vec<(&str, &str)> = Vec::new();
     for split in splits(runs) {
-        let evals = runs.iter().flat_map(RunRecord::evals).filter(|eval| eval.split == split);
+        let evals = runs.iter().flat_map(|run| run.evals()).filter(|eval| eval.split == split);
         for (name, _) in evals.flat_map(|eval| &eval.groups) {
             if !names.contains(&(split, name)) {
                 names.push((split, name));
@@ -207,11 +207,11 @@ fn numbered(name: &str) -> Option<(&str, f64)> {
 }
 
 /// A row of small charts for each gate, one for each layer, on one scale.
-pub fn gates(runs: &[RunRecord]) -> String {
+pub fn gates(runs: &[Shown<'_>]) -> String {
     let mut out = String::new();
-    let layers = runs.iter().flat_map(RunRecord::gates).map(|gates| gates.layers.len()).max().unwrap_or(0);
+    let layers = runs.iter().flat_map(|run| run.gates()).map(|gates| gates.layers.len()).max().unwrap_or(0);
     let names: BTreeSet<&String> =
-        runs.iter().flat_map(RunRecord::gates).flat_map(|gates| &gates.layers).flat_map(BTreeMap::keys).collect();
+        runs.iter().flat_map(|run| run.gates()).flat_map(|gates| &gates.layers).flat_map(BTreeMap::keys).collect();
     for name in names {
         let points = |run: &RunRecord, layer: usize| {
             let value = |layers: &[BTreeMap<String, f64>]| layers.get(layer)?.get(name).copied();
@@ -224,9 +224,12 @@ pub fn gates(runs: &[RunRecord]) -> String {
         let panel = |(layer, runs_of_layer): (usize, &Vec<Vec<Point>>)| {
             let title = format!("Layer {}", layer + 1);
             let (fit, format, kind) = (Fit::Decades, Format::Number, Kind::Measured);
-            Curve { title: &title, unit: "", fit, format, kind }.chart(all_steps(runs), y, runs_of_layer)
+            Curve { title: &title, unit: "", fit, format, kind }.chart(runs, y, runs_of_layer)
         };
         let panels: String = data.iter().enumerate().filter_map(panel).collect();
+        if panels.is_empty() {
+            continue;
+        }
         let heading = escape(&with_symbol(name));
         _ = writeln!(
             out,
@@ -248,7 +251,8 @@ fn with_symbol(name: &str) -> String {
     format!("{symbol} ({name})")
 }
 
-fn capitalised(text: &str) -> String {
+/// The same text with a capital letter first.
+pub fn capitalised(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
 }

@@ -11,6 +11,7 @@ mod chart;
 mod curves;
 mod html;
 mod markdown;
+mod measures;
 mod picture;
 mod run;
 mod scale;
@@ -20,6 +21,10 @@ mod tables;
 mod tests;
 
 use std::fmt::Write;
+
+use self::curves::capitalised;
+use self::measures::{Comparable, comparable};
+use self::run::Shown;
 
 pub use markdown::{aligned, table_head, table_line};
 pub use picture::{Curve, fitted_curves};
@@ -34,21 +39,20 @@ pub(crate) use scale::{Format, Scale};
 const COLOURS: usize = 8;
 const DASHES: [&str; 4] = ["none", "7 3", "2 3", "9 3 2 3"];
 
-/// The page about `runs`, in their order.
+/// The page about `runs`, in their order. Runs whose numbers cannot be compared, because they are measured on other
+/// data or by other tokens, are shown apart.
 pub fn page(runs: &[RunRecord]) -> String {
-    let labels = run::labels(runs);
-    let title = match labels.as_slice() {
-        [only] => only.clone(),
+    let shown = Shown::all(runs);
+    let title = match shown.as_slice() {
+        [only] => only.label.clone(),
         _ => format!("{} runs", runs.len()),
     };
-    let sections = [
-        section("Summary", tables::summary(runs, &labels)),
-        section("Training", grid("charts", curves::training(runs), "No step of training yet.")),
-        section("Evaluation", evaluation(runs, &labels)),
-        section("Gates", curves::gates(runs)),
-        section("Configuration", tables::configuration(runs, &labels)),
-        notes(),
-    ];
+    let mut sections: Vec<String> = match runs.is_empty() {
+        true => vec![section("Summary", "<p class=\"none\">No runs.</p>\n".into())],
+        false => comparable(&shown).iter().map(part).collect(),
+    };
+    sections.push(section("Configuration", tables::configuration(&shown)));
+    sections.push(notes());
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
@@ -57,11 +61,26 @@ pub fn page(runs: &[RunRecord]) -> String {
          <header><p>Falcon training report</p><h1>{title}</h1></header>\n{}<main>\n{}</main>\n<script>\n{}</script>\n</body>\n</html>\n",
         include_str!("style.css"),
         run_styles(runs.len()),
-        legend(&labels),
+        legend(&shown),
         sections.concat(),
         include_str!("hover.js"),
         title = escape(&title),
     )
+}
+
+/// All of runs that can be compared.
+fn part(Comparable { title, runs }: &Comparable<'_>) -> String {
+    let heading = match title.is_empty() {
+        true => String::new(),
+        false => format!("<h2 class=\"part\">{}</h2>\n", escape(&capitalised(title))),
+    };
+    let sections = [
+        section("Summary", tables::summary(runs)),
+        section("Training", grid("charts", curves::training(runs), "No step of training yet.")),
+        section("Evaluation", evaluation(runs)),
+        section("Gates", curves::gates(runs)),
+    ];
+    heading + &sections.concat()
 }
 
 /// A heading and what is under it, or nothing if that is nothing.
@@ -80,17 +99,19 @@ fn grid(class: &str, charts: Vec<String>, otherwise: &str) -> String {
     format!("<div class=\"{class}\">\n{}</div>\n", charts.concat())
 }
 
-fn evaluation(runs: &[RunRecord], labels: &[String]) -> String {
+fn evaluation(runs: &[Shown<'_>]) -> String {
     let charts = curves::evaluation(runs);
     let mut out = String::new();
     if !charts.is_empty() {
-        let without = runs.iter().zip(labels).filter(|(run, _)| run.evals().next().is_none());
-        let without: Vec<_> = without.map(|(_, label)| escape(label)).collect();
+        let without = runs.iter().filter(|run| run.evals().next().is_none());
+        let without: Vec<_> = without.map(|run| escape(&run.label)).collect();
         if !without.is_empty() {
             _ = writeln!(out, "<p class=\"none\">No evaluation yet: {}.</p>", without.join(", "));
         }
     }
-    out += &grid("charts", charts, "No evaluation yet.");
+    let once = runs.iter().any(|run| run.evals().next().is_some());
+    let otherwise = if once { "Evaluated once: the summary has the numbers." } else { "No evaluation yet." };
+    out += &grid("charts", charts, otherwise);
     let groups = curves::groups(runs);
     if !groups.is_empty() {
         out += &grid("charts wide", groups, "");
@@ -99,14 +120,13 @@ fn evaluation(runs: &[RunRecord], labels: &[String]) -> String {
 }
 
 /// Several runs and their colours; each box shows or hides its run everywhere, by style alone.
-fn legend(labels: &[String]) -> String {
-    if labels.len() < 2 {
+fn legend(runs: &[Shown<'_>]) -> String {
+    if runs.len() < 2 {
         return String::new();
     }
     let mut out = "<nav class=\"legend\" aria-label=\"Runs\">\n".to_string();
-    for (run, label) in labels.iter().enumerate() {
-        let key = tables::key(run);
-        let label = escape(label);
+    for Shown { index: run, label, .. } in runs {
+        let (key, label) = (tables::key(*run), escape(label));
         _ = writeln!(out, "<label><input type=\"checkbox\" id=\"show{run}\" checked>{key}<b>{label}</b></label>");
     }
     out + "</nav>\n"
@@ -129,7 +149,9 @@ fn notes() -> String {
     let window = 2.0 * curves::REACH * 100.0;
     format!(
         "<footer>\n<p>Losses are cross-entropies in nats per target token; accuracy counts target tokens whose largest \
-         logit is right, exact match sequences all of whose targets are. The best evaluation is that of the \
+         logit is right, exact match sequences all of whose targets are. The perplexity of text is per token of its tokenizer; \
+         bits per byte count what a byte of text costs, whichever the tokenizer. Runs of different tasks, texts or tokenizers are shown \
+         apart, as their losses say nothing of each other; where a table sets a number off, it is the best of its own table. The best evaluation is that of the \
          checkpoint that the run keeps as its best. Speed (tokens/s) is the median over steps; time is that of training steps alone. A \
          run without a recorded stop is called running: one that was killed looks the same.</p>\n\
          <p>Faint lines are single steps: where there are more than {raw}, the lowest and the highest of each of {} \

@@ -1,6 +1,7 @@
 //! What a run's folder holds, and what the page asks of it.
 
 use std::io;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use crate::config::RUN_FILE;
@@ -21,6 +22,32 @@ pub struct RunRecord {
     pub config: toml::Table,
     /// `metrics.jsonl`.
     pub records: Vec<Record>,
+}
+
+/// A run on the page.
+#[derive(Clone)]
+pub(super) struct Shown<'a> {
+    /// Its number, which is its colour everywhere.
+    pub index: usize,
+    /// What it is called.
+    pub label: String,
+    run: &'a RunRecord,
+}
+
+impl<'a> Shown<'a> {
+    /// All runs, with labels that tell them apart.
+    pub fn all(runs: &'a [RunRecord]) -> Vec<Self> {
+        let labelled = runs.iter().zip(labels(runs)).enumerate();
+        labelled.map(|(index, (run, label))| Self { index, label, run }).collect()
+    }
+}
+
+impl Deref for Shown<'_> {
+    type Target = RunRecord;
+
+    fn deref(&self) -> &RunRecord {
+        self.run
+    }
 }
 
 /// Why a folder cannot be reported on.
@@ -139,9 +166,9 @@ pub(super) fn plain(value: &toml::Value) -> String {
 }
 
 /// All splits that occur: validation, then the others as they come.
-pub(super) fn splits(runs: &[RunRecord]) -> Vec<&str> {
+pub(super) fn splits<'a>(runs: &'a [Shown<'_>]) -> Vec<&'a str> {
     let mut splits: Vec<&str> = Vec::new();
-    for eval in runs.iter().flat_map(RunRecord::evals) {
+    for eval in runs.iter().flat_map(|run| run.evals()) {
         if !splits.contains(&eval.split.as_str()) {
             splits.push(&eval.split);
         }

@@ -3,8 +3,9 @@
 use std::fmt::Write;
 
 use super::curves::tokens_per_second;
-use super::html::{duration, escape, memory, percent, significant, thousands};
-use super::run::{RunRecord, plain};
+use super::html::{duration, escape, memory, thousands};
+use super::measures::{Better, MEASURES, Measure};
+use super::run::{RunRecord, Shown, plain};
 use crate::train::{EvalRecord, Record};
 
 /// For what is not known.
@@ -20,25 +21,15 @@ struct Column {
     cells: Vec<String>,
 }
 
-/// Which values are set off, if runs can be compared by them.
-enum Better {
-    Low,
-    High,
-    Neither,
-}
-
 type Eval = fn(&RunRecord) -> Option<&EvalRecord>;
 
 /// A row for each run.
-pub fn summary(runs: &[RunRecord], labels: &[String]) -> String {
-    if runs.is_empty() {
-        return "<p class=\"none\">No runs.</p>\n".into();
-    }
+pub fn summary(runs: &[Shown<'_>]) -> String {
     let mut columns = vec![
         texts(runs, "preset", |run| run.setting("model", "preset")),
         texts(runs, "task", |run| run.setting("task", "name")),
         numbers(runs, "parameters", Better::Neither, |run| Some(run.starts().last()?.parameters as f64), whole),
-        Column { over: "", head: "steps", text: false, cells: runs.iter().map(steps).collect() },
+        Column { over: "", head: "steps", text: false, cells: runs.iter().map(|run| steps(run)).collect() },
     ];
     columns.extend(scores(runs, "last validation", RunRecord::last_validation));
     columns.extend(scores(runs, "best validation", RunRecord::best_validation));
@@ -50,26 +41,31 @@ pub fn summary(runs: &[RunRecord], labels: &[String]) -> String {
         numbers(runs, "tokens/s", Better::Neither, speed, whole),
         numbers(runs, "time", Better::Neither, training_time, duration),
         numbers(runs, "memory", Better::Neither, peak_memory, |bytes| memory(bytes as u64)),
-        Column { over: "", head: "end", text: true, cells: runs.iter().map(end).collect() },
+        Column { over: "", head: "end", text: true, cells: runs.iter().map(|run| end(run)).collect() },
     ]);
-    table(&columns, labels)
+    // What no run has is not worth a column.
+    columns.retain(|column| column.cells.iter().any(|cell| cell != NONE));
+    table(&columns, runs)
 }
 
-fn scores(runs: &[RunRecord], over: &'static str, eval: Eval) -> [Column; 3] {
-    let loss = numbers(runs, "loss", Better::Low, |run| Some(eval(run)?.total.loss), significant);
-    let accuracy = numbers(runs, "accuracy", Better::High, |run| Some(eval(run)?.total.accuracy), percent);
-    let exact = numbers(runs, "exact", Better::High, |run| Some(eval(run)?.total.exact), percent);
-    [loss, accuracy, exact].map(|column| Column { over, ..column })
+/// A column for each measure that some run has.
+fn scores(runs: &[Shown<'_>], over: &'static str, eval: Eval) -> Vec<Column> {
+    let known = |measure: &Measure| runs.iter().any(|run| eval(run).and_then(measure.value).is_some());
+    let column = |Measure { head, better, show, value, .. }: Measure| Column {
+        over,
+        ..numbers(runs, head, better, |run| value(eval(run)?), show)
+    };
+    MEASURES.into_iter().filter(known).map(column).collect()
 }
 
-fn texts(runs: &[RunRecord], head: &'static str, value: fn(&RunRecord) -> Option<String>) -> Column {
-    let cell = |run| value(run).map_or(NONE.into(), |text| escape(&text));
+fn texts(runs: &[Shown<'_>], head: &'static str, value: fn(&RunRecord) -> Option<String>) -> Column {
+    let cell = |run: &Shown<'_>| value(run).map_or(NONE.into(), |text| escape(&text));
     Column { over: "", head, text: true, cells: runs.iter().map(cell).collect() }
 }
 
 /// The best number of several is set off, and what reads the same as it.
 fn numbers(
-    runs: &[RunRecord],
+    runs: &[Shown<'_>],
     head: &'static str,
     better: Better,
     value: impl Fn(&RunRecord) -> Option<f64>,
@@ -139,7 +135,7 @@ fn end(run: &RunRecord) -> String {
     }
 }
 
-fn table(columns: &[Column], labels: &[String]) -> String {
+fn table(columns: &[Column], runs: &[Shown<'_>]) -> String {
     let mut out =
         "<div class=\"scroll\"><table class=\"summary\">\n<thead>\n<tr class=\"over\"><td></td>".to_string();
     for part in columns.chunk_by(|a, b| a.over == b.over) {
@@ -151,10 +147,10 @@ fn table(columns: &[Column], labels: &[String]) -> String {
         _ = write!(out, "<th{}>{}</th>", text_class(column.text), column.head);
     }
     out += "</tr>\n</thead>\n<tbody>\n";
-    for (run, label) in labels.iter().enumerate() {
-        _ = write!(out, "<tr><th class=\"text\">{}{}</th>", key(run), escape(label));
+    for (row, run) in runs.iter().enumerate() {
+        _ = write!(out, "<tr><th class=\"text\">{}{}</th>", key(run.index), escape(&run.label));
         for column in columns {
-            _ = write!(out, "<td{}>{}</td>", text_class(column.text), column.cells[run]);
+            _ = write!(out, "<td{}>{}</td>", text_class(column.text), column.cells[row]);
         }
         out += "</tr>\n";
     }
@@ -173,12 +169,12 @@ pub fn key(run: usize) -> String {
 }
 
 /// What differs between runs, and each run's whole configuration.
-pub fn configuration(runs: &[RunRecord], labels: &[String]) -> String {
-    let mut out = differences(runs, labels);
-    for (run, (record, label)) in runs.iter().zip(labels).enumerate() {
-        let summary = format!("<summary>{}{}</summary>", key(run), escape(label));
-        let config = escape(&record.config.to_string());
-        _ = writeln!(out, "<details>{summary}\n{}<pre>{config}</pre>\n</details>", program(record));
+pub fn configuration(runs: &[Shown<'_>]) -> String {
+    let mut out = differences(runs);
+    for run in runs {
+        let summary = format!("<summary>{}{}</summary>", key(run.index), escape(&run.label));
+        let config = escape(&run.config.to_string());
+        _ = writeln!(out, "<details>{summary}\n{}<pre>{config}</pre>\n</details>", program(run));
     }
     out
 }
@@ -200,7 +196,7 @@ fn program(run: &RunRecord) -> String {
 }
 
 /// A row for each key that has not the same value in all runs.
-fn differences(runs: &[RunRecord], labels: &[String]) -> String {
+fn differences(runs: &[Shown<'_>]) -> String {
     if runs.len() < 2 {
         return String::new();
     }
@@ -224,9 +220,8 @@ fn differences(runs: &[RunRecord], labels: &[String]) -> String {
     if rows.is_empty() {
         return "<p class=\"none\">All configurations are the same.</p>\n".into();
     }
-    let heads = labels.iter().enumerate();
-    let heads: String =
-        heads.map(|(run, label)| format!("<th class=\"text\">{}{}</th>", key(run), escape(label))).collect();
+    let head = |run: &Shown<'_>| format!("<th class=\"text\">{}{}</th>", key(run.index), escape(&run.label));
+    let heads: String = runs.iter().map(head).collect();
     format!(
         "<div class=\"scroll\"><table class=\"config\">\n<thead><tr><th class=\"text\">differs</th>{heads}</tr></thead>\n\
          <tbody>\n{rows}</tbody>\n</table></div>\n"

@@ -39,7 +39,7 @@ fn gates(step: u64) -> Record {
 }
 
 fn start(step: u64) -> Record {
-    Record::Start(StartRecord { step, version: "0.1.0".into(), threads: 2, parameters: 412_160 })
+    Record::Start(StartRecord { step, version: "0.1.0".into(), threads: 2, parameters: 412_160, machine: None })
 }
 
 fn stop(step: u64, reason: &str) -> Record {
@@ -90,6 +90,94 @@ fn every_chart_has_a_line_for_every_run() {
     }
 }
 
+/// A run on text, measured once with each of these losses.
+fn text_run(name: &str, valid: &str, losses: &[f64]) -> RunRecord {
+    let mut run = run(name, 0);
+    let config = format!("[task]\nname = \"text\"\ntrain = \"a.txt\"\nvalid = {valid:?}\ntokenizer = \"bytes\"\n");
+    run.config = config.parse().unwrap();
+    for (index, loss) in losses.iter().enumerate() {
+        let Record::Eval(record) = eval(10 * (index as u64 + 1), "validation", 0..0) else { unreachable!() };
+        // Two tokens are three bytes.
+        let about = [("token perplexity", loss.exp()), ("byte perplexity", (loss * 2.0 / 3.0).exp())];
+        let about = about.map(|(name, value)| (name.to_string(), value)).into();
+        let total = Scores { loss: *loss, exact: 0.0, ..record.total };
+        run.records.push(Record::Eval(EvalRecord { total, about, ..record }));
+    }
+    run
+}
+
+#[test]
+fn text_has_perplexity_and_bits_per_byte_and_nothing_empty() {
+    let page = page(&[text_run("book", "v.txt", &[2.0, 1.5])]);
+    let titles: Vec<&str> = figures(&page)
+        .iter()
+        .map(|f| f.split("<figcaption>").nth(1).unwrap().split(" <span>").next().unwrap())
+        .collect();
+    let expected = ["loss", "perplexity", "bits per byte", "accuracy"].map(|name| format!("Validation {name}"));
+    assert_eq!(titles, expected);
+    // e^1.5 = 4.482 and 1.5 · 2/3 / ln 2 = 1.443.
+    assert!(page.contains("<td>4.482</td><td>1.443</td>"), "{page}");
+    assert!(page.contains("<th>bits per byte</th>") && !page.contains("<th>exact</th>"), "{page}");
+    // Of what was never recorded there is no column.
+    let without = RunRecord { records: vec![], ..run("begun", 0) };
+    assert!(!super::page(&[without]).contains("<th>tokens/s</th>"));
+}
+
+/// The loss of one text is not better than that of another, or than that of a sum.
+#[test]
+fn only_what_is_measured_alike_is_compared() {
+    let runs = [
+        text_run("one", "v.txt", &[3.0, 2.5]),
+        run("sums", 20),
+        text_run("other text", "", &[1.5, 1.25]),
+        text_run("two", "v.txt", &[3.0, 2.0]),
+    ];
+    let page = page(&runs);
+    let parts: Vec<&str> = page.split("<h2 class=\"part\">").skip(1).collect();
+    let titles: Vec<&str> = parts.iter().map(|part| part.split('<').next().unwrap()).collect();
+    assert_eq!(titles, ["Text: valid = v.txt", "Addition", "Text: valid = none"]);
+    // The best of the two that can be compared, and of no other.
+    assert!(parts[0].contains("<b>2.000</b>") && !parts[0].contains("<b>2.500</b>"), "{}", parts[0]);
+    assert!(!page.contains("<b>1.250</b>") && !parts[1].contains("<td><b>"), "{page}");
+    // Every run has its colour, and is drawn with those of its own kind only.
+    let drawn =
+        |part: &str, run: usize| figures(part).iter().all(|f| f.contains(&format!("<path class=\"line r{run}\"")));
+    assert!(parts.iter().all(|part| figures(part).len() >= 4));
+    let absent = |part: &str, run: usize| figures(part).iter().all(|f| !f.contains(&format!("r{run}\"")));
+    assert!(drawn(parts[0], 0) && drawn(parts[0], 3) && absent(parts[0], 1) && absent(parts[0], 2));
+    assert!(drawn(parts[1], 1) && absent(parts[1], 0) && drawn(parts[2], 2) && absent(parts[2], 3));
+    // What is learnt may differ where what is measured is the same.
+    let mut sparse = run("sparse", 20);
+    let Some(toml::Value::Table(task)) = sparse.config.get_mut("task") else { unreachable!() };
+    task.insert("sparse".into(), 0.5.into());
+    assert!(!super::page(&[run("sums", 20), sparse]).contains("class=\"part\""));
+}
+
+/// A panel with a single dot in it says less than the summary.
+#[test]
+fn a_single_evaluation_is_in_the_summary_alone() {
+    let mut once = text_run("once", "v.txt", &[2.0]);
+    once.records.push(gates(10));
+    let page = page(&[once]);
+    assert!(figures(&page).is_empty() && !page.contains("<h2>Gates</h2>"), "{page}");
+    assert!(page.contains("Evaluated once") && page.contains("<td>7.389</td>"), "{page}");
+}
+
+/// Tokenizers of one name need not be the same.
+#[test]
+fn tokenizers_are_known_by_their_content() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |name: &str, tokenizer: &str| {
+        let folder = folder.path().join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("tokenizer.json"), tokenizer).unwrap();
+        RunRecord { folder, ..text_run(name, "v.txt", &[2.0]) }
+    };
+    let [one, same, other] = [("one", "{}"), ("same", "{}"), ("other", "[]")].map(|(name, json)| of(name, json));
+    assert!(!page(&[one.clone(), same.clone()]).contains("class=\"part\""));
+    assert_eq!(page(&[one, same, other]).matches("<h2 class=\"part\">Text: tokenizer = bytes (").count(), 2);
+}
+
 #[test]
 fn the_best_evaluation_has_its_own_chart_if_it_is_not_the_last() {
     let mut run = run("worse", 100);
@@ -133,8 +221,12 @@ fn runs_that_have_only_begun() {
     for runs in [vec![], vec![begun.clone()], vec![begun, one_step, failed]] {
         let page = page(&runs);
         assert_no_bad_number(&page);
-        assert!(page.contains("<p class=\"none\">No evaluation yet.</p>"));
         assert!(!page.contains("<h2>Gates</h2>"));
+        if runs.is_empty() {
+            assert!(page.contains("No runs.") && figures(&page).is_empty());
+            continue;
+        }
+        assert!(page.contains("<p class=\"none\">No evaluation yet.</p>"));
         if runs.len() == 3 {
             assert!(page.contains("the loss is &lt;not&gt; a number") && page.contains(">running<"));
         } else {

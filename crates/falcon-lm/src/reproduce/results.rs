@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use super::fingerprint::Origin;
 use crate::evaluate::mean_and_variance;
 use crate::report::{table_head, table_line, thousands};
 
@@ -17,8 +18,41 @@ pub const RESULTS_FILE: &str = "results.json";
 /// The line after the tables' place in a page.
 const END: &str = "<!-- end -->";
 
+/// What became of one model and seed.
+pub trait ResultRow: Clone + Send {
+    /// The row.
+    fn name(&self) -> &str;
+
+    /// The seed of its initial values and data.
+    fn seed(&self) -> u64;
+
+    /// Numbers the model learnt.
+    fn parameters(&self) -> usize;
+
+    /// Where it comes from. Rows recorded by earlier versions do not say.
+    fn origin(&self) -> Option<&Origin>;
+
+    /// The same row with an origin.
+    fn with_origin(self, origin: Origin) -> Self;
+}
+
 /// An experiment, done.
 pub trait Results: Serialize + DeserializeOwned {
+    /// What became of one model and seed.
+    type Row: ResultRow;
+
+    /// What became of each model and seed.
+    fn rows(&self) -> &[Self::Row];
+
+    /// The configuration of the first row.
+    fn config(&self) -> &str;
+
+    /// The machine that wrote the record.
+    fn machine(&self) -> &str;
+
+    /// The version of the program that wrote it.
+    fn version(&self) -> &str;
+
     /// The line before the tables' place in a page, such as `<!-- addition quick -->`.
     fn marker(&self) -> String;
 
@@ -36,31 +70,71 @@ pub trait Results: Serialize + DeserializeOwned {
     /// The command that repeats it.
     fn command(&self) -> &str;
 
-    /// Runs it has results of.
-    fn runs(&self) -> usize;
-
     /// Runs that belong to it, if not all of them are done.
     fn planned(&self) -> Option<usize>;
 
     /// The line above the tables of an experiment that is not done.
     fn mark(&self) -> String {
         self.planned().map_or_else(String::new, |planned| {
-            format!("**Partial: {} of {planned} runs are done.**\n\n", self.runs())
+            format!("**Partial: {} of {planned} runs are done.**\n\n", self.rows().len())
         })
     }
 
-    /// Writes what there is of an experiment that goes on, unless the record there has more of it: one that is
-    /// taken up again finds its runs one after the other.
+    /// Writes what there is of an experiment that goes on, unless the record there has all of it and more: an
+    /// experiment that is continued finds its runs again one after the other.
     fn keep(&self, folder: &Path) -> Result<(), RecordError> {
-        let more = |there: Self| there.command() == self.command() && there.runs() > self.runs();
+        let key =
+            |row: &Self::Row| (row.name().to_string(), row.seed(), row.origin().map(|origin| origin.fingerprint));
+        let more = |there: Self| {
+            let known: Vec<_> = there.rows().iter().map(key).collect();
+            there.command() == self.command()
+                && known.len() > self.rows().len()
+                && self.rows().iter().all(|row| known.contains(&key(row)))
+        };
         if Self::read(folder).is_ok_and(more) { Ok(()) } else { self.write(folder) }
+    }
+
+    /// Where the rows were trained and by which versions of the program, in words. Rows that do not say were trained
+    /// where the record was written.
+    fn machines(&self) -> String {
+        let mut machines: Vec<(&str, Vec<&str>)> = Vec::new();
+        let mut versions: Vec<&str> = Vec::new();
+        for row in self.rows() {
+            let of = row.origin().map(|origin| (origin.machine.as_str(), origin.version.as_str()));
+            let (machine, version) = of.unwrap_or((self.machine(), self.version()));
+            if !versions.contains(&version) {
+                versions.push(version);
+            }
+            let known = machines.iter().position(|(known, _)| *known == machine);
+            let index = known.unwrap_or_else(|| {
+                machines.push((machine, Vec::new()));
+                machines.len() - 1
+            });
+            if !machines[index].1.contains(&row.name()) {
+                machines[index].1.push(row.name());
+            }
+        }
+        let machines = match machines.as_slice() {
+            [] => self.machine().to_string(),
+            [(only, _)] => only.to_string(),
+            several => {
+                let of = several.iter().map(|(machine, names)| format!("{machine} ({})", names.join(", ")));
+                format!("Trained on {} machines: {}", several.len(), of.collect::<Vec<_>>().join("; "))
+            }
+        };
+        let versions = if versions.is_empty() { self.version().to_string() } else { versions.join(" and ") };
+        format!("{machines}. Falcon {versions}")
     }
 
     /// Reads what [`Results::write`] wrote.
     fn read(folder: &Path) -> Result<Self, RecordError> {
-        let path = folder.join(RESULTS_FILE);
-        let json = fs::read(&path).map_err(|error| RecordError::Io { path: path.clone(), error })?;
-        serde_json::from_slice(&json).map_err(|error| RecordError::Json { path, error })
+        Self::read_file(&folder.join(RESULTS_FILE))
+    }
+
+    /// The same from the file itself.
+    fn read_file(path: &Path) -> Result<Self, RecordError> {
+        let json = fs::read(path).map_err(|error| RecordError::Io { path: path.into(), error })?;
+        serde_json::from_slice(&json).map_err(|error| RecordError::Json { path: path.into(), error })
     }
 
     /// Writes everything, and what is made from it.
@@ -189,6 +263,9 @@ pub(super) fn first(columns: Vec<Column<'_>>) -> Vec<Column<'_>> {
 /// A table in Markdown.
 pub(super) fn table_of(names: &[&str], columns: &[Column<'_>]) -> String {
     let mut out = String::new();
+    if names.is_empty() {
+        return out;
+    }
     table_head(&mut out, &columns.iter().map(|column| column.title.clone()).collect::<Vec<_>>());
     for name in names {
         table_line(&mut out, &columns.iter().map(|column| (column.cell)(name)).collect::<Vec<_>>());
@@ -205,6 +282,13 @@ pub(super) fn names<'a>(rows: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
         }
     }
     names
+}
+
+/// The row of the paper that a row is compared with: the same preset, which may have been trained otherwise, but is the
+/// same model.
+pub(super) fn paper_row(name: &str) -> Option<&str> {
+    let (preset, changes) = name.split_once(' ').unwrap_or((name, ""));
+    changes.split_whitespace().all(|change| change.starts_with("train.")).then_some(preset)
 }
 
 /// Seeds of the row that has fewest, and of the one that has most.

@@ -4,12 +4,14 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use super::fingerprint::{Fingerprint, Origin};
 use super::search::Search;
 use crate::config::{Layer, RunConfig, RunConfigError};
 use crate::data::CacheError;
+use crate::machine;
 use crate::train::{
-    Best, CheckpointError, METRICS_FILE, MetricsError, Outcome, Record, RunFolder, TrainError, Trainer, Watch,
-    read_metrics,
+    Best, CheckpointError, METRICS_FILE, MetricsError, Outcome, Record, RunFolder, StartRecord, TrainError,
+    Trainer, Watch, read_metrics,
 };
 use crate::trained::TrainedError;
 
@@ -56,7 +58,8 @@ pub struct Scale {
     pub search: Option<Search>,
 }
 
-/// Configuration of a row: that of the scale over `task`, what the row changes, then what is asked for.
+/// Configuration of a row: that of the scale over `task`, then what is asked for all rows, then what the row changes: a
+/// row is what its name says.
 pub(super) fn config(
     task: &[Layer],
     scale: &Scale,
@@ -80,8 +83,8 @@ pub(super) fn config(
     for set in scale.set {
         layers.push(Layer::set(set)?);
     }
-    layers.extend(of_row);
     layers.extend_from_slice(more);
+    layers.extend(of_row);
     layers.push(Layer::of("train", "seed", seed));
     RunConfig::resolve(&layers)
 }
@@ -125,12 +128,30 @@ pub(super) struct Finished {
     pub checkpoint: PathBuf,
     /// Time in training and validation, over all the times the run was taken up.
     pub seconds: f64,
-    /// Threads it was trained with, the last time it was taken up.
-    pub threads: usize,
+    /// The last time it was started: the threads, the machine and the version of the program.
+    start: Option<StartRecord>,
     /// All records.
     pub records: Vec<Record>,
     /// Closed to others while the row is measured.
     _folder: RunFolder,
+}
+
+impl Finished {
+    /// Threads it was trained with, the last time it was started.
+    pub fn threads(&self) -> usize {
+        self.start.as_ref().map_or(1, |start| start.threads)
+    }
+
+    /// Where a row of this run comes from. A run of an earlier version does not say its machine; that it is here is all
+    /// there is to know.
+    pub fn origin(&self, fingerprint: Fingerprint) -> Origin {
+        let (machine, version) = self.start.clone().map(|start| (start.machine, start.version)).unzip();
+        Origin {
+            fingerprint,
+            machine: machine.flatten().unwrap_or_else(machine::describe),
+            version: version.unwrap_or_else(|| env!("CARGO_PKG_VERSION").into()),
+        }
+    }
 }
 
 /// Trains a row in `folder`, or finds it trained. None if it was interrupted.
@@ -148,15 +169,15 @@ pub(super) fn train(
     }
     let best = trainer.best().expect("a finished run was measured");
     let records = read_metrics(&folder.join(METRICS_FILE))?;
-    let threads = |record: &Record| match record {
-        Record::Start(start) => Some(start.threads),
+    let start = |record: &Record| match record {
+        Record::Start(start) => Some(start.clone()),
         _ => None,
     };
     Ok(Some(Finished {
         best,
         checkpoint: trainer.folder().checkpoint(best.step),
         seconds: seconds(&records),
-        threads: records.iter().filter_map(threads).next_back().unwrap_or(1),
+        start: records.iter().rev().find_map(start),
         records,
         _folder: trainer.into_folder(),
     }))

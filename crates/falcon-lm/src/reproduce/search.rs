@@ -7,6 +7,7 @@ use std::path::Path;
 use falcon_nn::write_file;
 use serde::{Deserialize, Serialize};
 
+use super::fingerprint::Fingerprint;
 use super::rows::{self, Row, RowError};
 use crate::config::{Layer, RunConfig, RunConfigError};
 use crate::report::{table_head, table_line};
@@ -93,17 +94,27 @@ pub struct Trial {
     pub loss: Option<f64>,
     /// Time in training and validation.
     pub seconds: f64,
+    /// The run. Trials recorded by earlier versions do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<Fingerprint>,
 }
 
 /// Name of the file in a run's folder that says how it diverged. There is no finished checkpoint to tell that.
 const DIVERGED_FILE: &str = "diverged.txt";
 
-/// Trains a point of a search in `folder`, or finds it done. None if it was interrupted.
-pub fn run_trial(config: &RunConfig, folder: &Path, watch: &mut dyn Watch) -> Result<Option<Trial>, RowError> {
+/// Trains a point of a search in `folder`, or finds it done. None if it was interrupted. `fingerprint` is that of the
+/// run.
+pub fn run_trial(
+    config: &RunConfig,
+    folder: &Path,
+    fingerprint: Fingerprint,
+    watch: &mut dyn Watch,
+) -> Result<Option<Trial>, RowError> {
+    let trial = |loss, seconds| Trial { point: Point::of(config), loss, seconds, fingerprint: Some(fingerprint) };
     let path = folder.join(DIVERGED_FILE);
     let diverged = || -> Result<Option<Trial>, RowError> {
         let seconds = rows::seconds(&read_metrics(&folder.join(METRICS_FILE))?);
-        Ok(Some(Trial { point: Point::of(config), loss: None, seconds }))
+        Ok(Some(trial(None, seconds)))
     };
     if path.exists() {
         // Only if it is a run of this configuration that did.
@@ -121,11 +132,7 @@ pub fn run_trial(config: &RunConfig, folder: &Path, watch: &mut dyn Watch) -> Re
         Record::Eval(record) if record.split == VALIDATION => Some(record.total.loss),
         _ => None,
     };
-    Ok(run.map(|run| Trial {
-        point: Point::of(config),
-        loss: run.records.iter().filter_map(loss).min_by(f64::total_cmp),
-        seconds: run.seconds,
-    }))
+    Ok(run.map(|run| trial(run.records.iter().filter_map(loss).min_by(f64::total_cmp), run.seconds)))
 }
 
 /// The search of one model.
@@ -192,6 +199,12 @@ pub struct SearchRecord {
 }
 
 impl SearchRecord {
+    /// The trial of a run, if it is recorded.
+    pub fn recorded(&self, run: Fingerprint) -> Option<Trial> {
+        let mut trials = self.models.iter().flat_map(|model| &model.trials);
+        trials.find(|trial| trial.fingerprint == Some(run)).copied()
+    }
+
     /// The search that a row's settings come from.
     pub(super) fn of(&self, row: &str) -> Option<&ModelSearch> {
         self.models.iter().find(|model| model.rows.iter().any(|name| name == row))
@@ -266,6 +279,9 @@ mod tests {
     use super::*;
     use crate::reproduce::language::{Corpus, SCALES, config};
 
+    /// Which run it is makes no difference to what is tested here.
+    const RUN: Fingerprint = Fingerprint::ZERO;
+
     const SEARCH: Search = Search { lr: &[1.0, 2.0, 4.0], initializer_range: &[0.1, 0.2], steps: 20 };
 
     fn full(row: &str, sets: &[&str]) -> (Row, Vec<Layer>, RunConfig) {
@@ -289,8 +305,8 @@ mod tests {
         assert_eq!(grid("retnet+train.lr=3", &[]), [(3.0, 0.1), (3.0, 0.2)]);
         let ranges = grid("retnet+model.initializer_range=0.5", &[]);
         assert_eq!(ranges, [(1.0, 0.5), (2.0, 0.5), (4.0, 0.5)]);
-        // What is asked for all rows wins, as it does without a search.
-        assert_eq!(grid("retnet+train.lr=3+model.initializer_range=0.5", &["train.lr=7"]), [(7.0, 0.5)]);
+        // What the row is called wins, as it does without a search.
+        assert_eq!(grid("retnet+train.lr=3+model.initializer_range=0.5", &["train.lr=7"]), [(3.0, 0.5)]);
     }
 
     #[test]
@@ -311,7 +327,7 @@ mod tests {
     }
 
     fn trial(lr: f64, range: f64, loss: Option<f64>) -> Trial {
-        Trial { point: Point { lr, initializer_range: range }, loss, seconds: 30.0 }
+        Trial { point: Point { lr, initializer_range: range }, loss, seconds: 30.0, fingerprint: None }
     }
 
     fn searched(name: &str, trials: Vec<Trial>) -> ModelSearch {
@@ -385,12 +401,12 @@ mod tests {
     fn trials_go_on_and_are_not_done_again() {
         let config = tiny("train.lr=0.01");
         let [one, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-        let whole = run_trial(&config, one.path(), &mut ()).unwrap().unwrap();
+        let whole = run_trial(&config, one.path(), RUN, &mut ()).unwrap().unwrap();
         let metrics = std::fs::read(one.path().join(METRICS_FILE)).unwrap();
-        assert_eq!(run_trial(&config, one.path(), &mut ()).unwrap(), Some(whole));
+        assert_eq!(run_trial(&config, one.path(), RUN, &mut ()).unwrap(), Some(whole));
         assert_eq!(std::fs::read(one.path().join(METRICS_FILE)).unwrap(), metrics);
-        assert_eq!(run_trial(&config, other.path(), &mut Steps(4)).unwrap(), None);
-        let resumed = run_trial(&config, other.path(), &mut ()).unwrap().unwrap();
+        assert_eq!(run_trial(&config, other.path(), RUN, &mut Steps(4)).unwrap(), None);
+        let resumed = run_trial(&config, other.path(), RUN, &mut ()).unwrap().unwrap();
         assert_eq!((resumed.point, resumed.loss), (whole.point, whole.loss));
         let losses = read_metrics(&one.path().join(METRICS_FILE)).unwrap();
         let losses: Vec<f64> = losses
@@ -408,14 +424,14 @@ mod tests {
     fn a_trial_that_diverges_is_done() {
         let folder = tempfile::tempdir().unwrap();
         let config = tiny("train.lr=1e38");
-        let trial = run_trial(&config, folder.path(), &mut ()).unwrap().unwrap();
+        let trial = run_trial(&config, folder.path(), RUN, &mut ()).unwrap().unwrap();
         assert_eq!((trial.loss, trial.point.lr), (None, 1e38));
         let said = std::fs::read_to_string(folder.path().join(DIVERGED_FILE)).unwrap();
         assert!(said.starts_with("step "), "{said}");
         let metrics = std::fs::read(folder.path().join(METRICS_FILE)).unwrap();
-        assert_eq!(run_trial(&config, folder.path(), &mut ()).unwrap(), Some(trial));
+        assert_eq!(run_trial(&config, folder.path(), RUN, &mut ()).unwrap(), Some(trial));
         assert_eq!(std::fs::read(folder.path().join(METRICS_FILE)).unwrap(), metrics);
-        let other = run_trial(&tiny("train.lr=0.01"), folder.path(), &mut ()).unwrap_err().to_string();
+        let other = run_trial(&tiny("train.lr=0.01"), folder.path(), RUN, &mut ()).unwrap_err().to_string();
         assert!(other.contains("another configuration") && other.contains("train.lr"), "{other}");
     }
 }

@@ -39,6 +39,9 @@ pub struct StartRecord {
     pub threads: usize,
     /// Numbers the model learns.
     pub parameters: usize,
+    /// The machine it runs on. Runs of earlier versions do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
 }
 
 /// A step of training.

@@ -21,8 +21,8 @@ use super::{AdamW, Schedule, clip};
 use crate::config::{RUN_FILE, RunConfig, RunConfigError};
 use crate::data::{CacheError, TOKENIZER_FILE, Tokenizer};
 use crate::evaluate::{evaluate, tokens};
-use crate::memory;
 use crate::tasks::{Batch, Moment, Split, Task, TaskError, VALIDATION};
+use crate::{machine, memory};
 
 /// Who looks on while a run goes.
 pub trait Watch {
@@ -249,6 +249,7 @@ impl Trainer {
             version: env!("CARGO_PKG_VERSION").into(),
             threads: rayon::current_num_threads(),
             parameters: self.config.model.parameter_count(),
+            machine: Some(machine::describe()),
         };
         self.write(Record::Start(start), watch)?;
         while self.progress.step < steps {

@@ -14,7 +14,8 @@ use falcon_nn::{IGNORED, Model, Sequences, WEIGHTS_FILE, predictions, write_file
 use serde::{Deserialize, Serialize};
 
 pub use self::record::AdditionRecord;
-use super::results::StateSize;
+use super::fingerprint::{Fingerprint, Origin};
+use super::results::{ResultRow, StateSize};
 use super::rows::{self, Row, RowError, Scale};
 use crate::config::{Layer, RunConfig, RunConfigError};
 use crate::evaluate::{Tally, logits, parts, whole_numbers};
@@ -180,12 +181,37 @@ pub struct RowResult {
     pub threads: usize,
     /// On test samples, by width.
     pub widths: Vec<WidthResult>,
+    /// Where it comes from. Rows recorded by earlier versions do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
+}
+
+impl ResultRow for RowResult {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    fn parameters(&self) -> usize {
+        self.parameters
+    }
+
+    fn origin(&self) -> Option<&Origin> {
+        self.origin.as_ref()
+    }
+
+    fn with_origin(self, origin: Origin) -> Self {
+        Self { origin: Some(origin), ..self }
+    }
 }
 
 /// Name of the result in a run's folder.
 const RESULT_FILE: &str = "result.json";
 
-/// Configuration of a row: that of the scale, what the row changes, then what is asked for.
+/// Configuration of a row: that of the scale, then `more`, which is asked for all rows, then what the row changes.
 pub fn config(scale: &Scale, row: &Row, seed: u64, more: &[Layer]) -> Result<RunConfig, RunConfigError> {
     let of_row = row.set.iter().map(|set| Layer::set(set)).collect::<Result<Vec<_>, _>>()?;
     for key in ["max_width", "beyond"] {
@@ -206,12 +232,14 @@ pub fn config(scale: &Scale, row: &Row, seed: u64, more: &[Layer]) -> Result<Run
     }
 }
 
-/// Trains and measures a row in `folder`, or reads what became of it before. None if it was interrupted.
+/// Trains and measures a row in `folder`, or reads what became of it before. None if it was interrupted. `fingerprint`
+/// is that of the run.
 pub fn run_row(
     row: &Row,
     config: &RunConfig,
     samples: usize,
     folder: &Path,
+    fingerprint: Fingerprint,
     watch: &mut dyn Watch,
 ) -> Result<Option<RowResult>, RowError> {
     let Some(run) = rows::train(config, folder, watch)? else { return Ok(None) };
@@ -219,7 +247,7 @@ pub fn run_row(
     let weights = sum(&run.checkpoint.join(WEIGHTS_FILE)).map_err(Box::new)?;
     let known: Option<Kept> = std::fs::read(&path).ok().and_then(|json| serde_json::from_slice(&json).ok());
     if let Some(known) = known.filter(|known| known.weights == weights && known.samples == samples) {
-        return Ok(Some(known.result));
+        return Ok(Some(known.result.with_origin(run.origin(fingerprint))));
     }
     let model =
         Checkpoint::load(&run.checkpoint, config.train.optimizer, &Device::flex()).map_err(Box::new)?.model;
@@ -233,8 +261,9 @@ pub fn run_row(
         validation: run.best.score,
         exact_validation: exact_validation(&run.records, run.best.step),
         seconds: run.seconds,
-        threads: run.threads,
+        threads: run.threads(),
         widths: (1..=task.beyond).map(|width| measure(&model, task, width, samples)).collect(),
+        origin: Some(run.origin(fingerprint)),
     };
     let kept = Kept { weights, samples, result };
     let json = serde_json::to_vec_pretty(&kept).expect("a result is plain data");

@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{PAPER, PaperRow, RowResult, WidthResult};
 use crate::report::{Axes, Curve, Format, Panel, Scale, Triangle, digits_of_widths, panels, thousands};
-use crate::reproduce::results::{Column, Results, Spread, cost, first, names, seeds, seeds_in_words, table_of};
+use crate::reproduce::results::{
+    Column, Results, Spread, cost, first, names, paper_row, seeds, seeds_in_words, table_of,
+};
 use crate::tasks::addition::one_digit_tests;
 
 /// Names of the files.
@@ -42,6 +44,12 @@ pub struct AdditionRecord {
 }
 
 impl Results for AdditionRecord {
+    type Row = RowResult;
+
+    fn rows(&self) -> &[RowResult] {
+        &self.rows
+    }
+
     fn marker(&self) -> String {
         format!("<!-- addition {} -->", self.scale)
     }
@@ -71,8 +79,16 @@ impl Results for AdditionRecord {
         &self.command
     }
 
-    fn runs(&self) -> usize {
-        self.rows.len()
+    fn config(&self) -> &str {
+        &self.config
+    }
+
+    fn machine(&self) -> &str {
+        &self.machine
+    }
+
+    fn version(&self) -> &str {
+        &self.version
     }
 
     fn planned(&self) -> Option<usize> {
@@ -159,7 +175,10 @@ impl AdditionRecord {
         }));
         let paper = |title: &'static str, first: bool, show: fn(&PaperRow) -> String| {
             Column::new(first, title, move |name: &str| {
-                PAPER.iter().find(|paper| paper.preset == name).map_or_else(|| MISSING.to_string(), show)
+                PAPER
+                    .iter()
+                    .find(|paper| paper_row(name) == Some(paper.preset))
+                    .map_or_else(|| MISSING.to_string(), show)
             })
         };
         columns.push(paper("paper: validation", true, |p| format!("{:.1}", p.validation)));
@@ -184,7 +203,7 @@ impl AdditionRecord {
 
     fn notes(&self) -> String {
         format!(
-            "Scale `{}`: {} test samples of each width, {}. {}. Falcon {}. \
+            "Scale `{}`: {} test samples of each width, {}. {}. \
              [Accuracy by width](curves.svg), [by digit](digits.svg).\n\n\
              ```console\n$ {}\n```\n\n\
              A prompt belongs to training, validation or test by its hash, so none is in two of them; the sum with operands exchanged \
@@ -193,8 +212,7 @@ impl AdditionRecord {
             self.scale,
             self.samples,
             cost(self.rows.iter().map(|row| (row.seconds, row.threads))),
-            self.machine,
-            self.version,
+            self.machines(),
             self.command,
             one_digit_tests(),
             self.config,
@@ -238,7 +256,9 @@ impl AdditionRecord {
             let rows = self.of(name);
             let of_width = |(index, width): (usize, &WidthResult)| {
                 let widths = || rows.iter().filter_map(move |row| row.widths.get(index));
-                (0..width.digits.len()).map(|digit| mean(widths().map(|w| w.digits[digit]))).collect()
+                (0..width.digits.len())
+                    .map(|digit| mean(widths().filter_map(|w| w.digits.get(digit).copied())))
+                    .collect()
             };
             let rows = rows[0].widths.iter().enumerate().map(of_width).collect();
             Triangle { name: name.to_string(), rows }
@@ -295,6 +315,7 @@ mod tests {
                     }
                 })
                 .collect(),
+            origin: None,
         };
         AdditionRecord {
             scale: "quick".into(),

@@ -16,11 +16,12 @@ use serde::{Deserialize, Serialize};
 pub use self::estimate::{Estimate, estimate};
 use self::paper::{PAPER, PaperRow, TASKS};
 pub use self::record::LanguageRecord;
-use super::results::StateSize;
+use super::fingerprint::{Fingerprint, Origin};
+use super::results::{ResultRow, StateSize};
 use super::rows::{self, Row, RowError, Scale};
 use super::search::Search;
 use crate::config::{Layer, RunConfig, RunConfigError};
-use crate::evaluate::{BenchmarkResult, Exam, ExamText, ModelResult, OnProgress, TextResult};
+use crate::evaluate::{Asked, BenchmarkResult, Exam, ExamText, ModelResult, OnProgress, TextResult};
 use crate::tasks::{TaskConfig, VALIDATION};
 use crate::train::{Record, Watch};
 use crate::trained::Trained;
@@ -118,7 +119,7 @@ pub struct Corpus {
     pub tokenizer: String,
 }
 
-/// Configuration of a row: that of the scale, what the row changes, then what is asked for.
+/// Configuration of a row: that of the scale, then `more`, which is asked for all rows, then what the row changes.
 pub fn config(
     corpus: &Corpus,
     scale: &Scale,
@@ -182,17 +183,52 @@ pub struct RowResult {
     pub texts: Vec<TextResult>,
     /// Of benchmarks.
     pub benchmarks: Vec<BenchmarkResult>,
+    /// Where it comes from. Rows recorded by earlier versions do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
+}
+
+impl ResultRow for RowResult {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    fn parameters(&self) -> usize {
+        self.parameters
+    }
+
+    fn origin(&self) -> Option<&Origin> {
+        self.origin.as_ref()
+    }
+
+    fn with_origin(self, origin: Origin) -> Self {
+        Self { origin: Some(origin), ..self }
+    }
+}
+
+impl RowResult {
+    /// The same row with the answers to what is asked, in order; none if it does not have all of them.
+    pub fn answering(self, asked: &Asked) -> Option<Self> {
+        let (texts, benchmarks) = asked.answers(&self.texts, &self.benchmarks)?;
+        Some(Self { texts, benchmarks, ..self })
+    }
 }
 
 /// Name of the measurements in a run's folder.
 const RESULT_FILE: &str = "eval.json";
 
-/// Trains a row in `folder` and puts `exam` to it; what was done of both before is not done again. None if it was interrupted.
+/// Trains a row in `folder` and puts `exam` to it; what was done of both before is not done again. None if it was
+/// interrupted. `fingerprint` is that of the run.
 pub fn run_row(
     row: &Row,
     config: &RunConfig,
     exam: &Exam,
     folder: &Path,
+    fingerprint: Fingerprint,
     watch: &mut dyn Watch,
     progress: &mut OnProgress<'_>,
 ) -> Result<Option<RowResult>, RowError> {
@@ -227,10 +263,11 @@ pub fn run_row(
         best_step: run.best.step,
         tokens,
         seconds: run.seconds,
-        threads: run.threads,
+        threads: run.threads(),
         curve,
         texts: answers.asked.texts,
         benchmarks: answers.asked.benchmarks,
+        origin: Some(run.origin(fingerprint)),
     }))
 }
 

@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::{PAPER, PaperRow, RowResult, TASKS};
 use crate::evaluate::{BENCHMARKS, BenchmarkResult, TextResult, TextScore};
 use crate::report::{Curve, Fit, fitted_curves, table_head, table_line, thousands};
-use crate::reproduce::results::{Column, Results, Spread, cost, first, names, seeds, seeds_in_words, table_of};
+use crate::reproduce::results::{
+    Column, Results, Spread, cost, first, names, paper_row, seeds, seeds_in_words, table_of,
+};
 use crate::reproduce::search::{ModelSearch, SearchRecord};
 
 /// Names of the files.
@@ -39,6 +41,12 @@ pub struct LanguageRecord {
 }
 
 impl Results for LanguageRecord {
+    type Row = RowResult;
+
+    fn rows(&self) -> &[RowResult] {
+        &self.rows
+    }
+
     fn marker(&self) -> String {
         format!("<!-- lm {} -->", self.scale)
     }
@@ -67,8 +75,16 @@ impl Results for LanguageRecord {
         &self.command
     }
 
-    fn runs(&self) -> usize {
-        self.rows.len()
+    fn config(&self) -> &str {
+        &self.config
+    }
+
+    fn machine(&self) -> &str {
+        &self.machine
+    }
+
+    fn version(&self) -> &str {
+        &self.version
     }
 
     fn planned(&self) -> Option<usize> {
@@ -171,7 +187,10 @@ impl LanguageRecord {
         let papers = [("FineWeb-Edu", 2), ("WikiText", 0), ("LAMBADA", 1)];
         columns.extend(papers.map(|(text, index)| {
             Column::new(index == 2, format!("paper: {text}"), move |name| {
-                let paper = PAPER.iter().find(|paper| paper.preset == name).and_then(|paper| paper.perplexities);
+                let paper = PAPER
+                    .iter()
+                    .find(|paper| paper_row(name) == Some(paper.preset))
+                    .and_then(|paper| paper.perplexities);
                 paper.map_or_else(|| "–".to_string(), |of| format!("{:.2}", of[index]))
             })
         }));
@@ -201,7 +220,8 @@ impl LanguageRecord {
             let average =
                 |row: &RowResult| asked.iter().map(|task| shown(row, task)).sum::<f64>() / asked.len() as f64;
             cells.push(self.over(name, average).percent());
-            let paper = PAPER.iter().find(|paper| paper.preset == name && asked.len() == TASKS.len());
+            let paper =
+                PAPER.iter().find(|paper| paper_row(name) == Some(paper.preset) && asked.len() == TASKS.len());
             cells.push(match (paper, shots) {
                 (Some(paper), 0) => format!("{:.1}", PaperRow::average(&paper.zero_shot)),
                 (Some(paper), 1) => format!("{:.1}", PaperRow::average(&paper.one_shot)),
@@ -237,6 +257,9 @@ impl LanguageRecord {
         let loss = |row: &RowResult| row.texts.first().map_or(f64::NAN, |text| text.score.token_perplexity().ln());
         let mut rows: Vec<(&str, Spread)> =
             self.names().into_iter().map(|name| (name, self.over(name, loss))).collect();
+        if rows.is_empty() {
+            return String::new();
+        }
         if seeds.1 < 2 {
             return "One seed: differences may be chance.\n".into();
         }
@@ -283,7 +306,7 @@ impl LanguageRecord {
             })
             .collect();
         format!(
-            "Scale `{}`: all rows at {} tokens, {}. {}. Falcon {}. [Validation while training](curves.svg).\n\n\
+            "Scale `{}`: all rows at {} tokens, {}. {}. [Validation while training](curves.svg).\n\n\
              ```console\n$ {}\n```\n\n\
              What is measured is the checkpoint that was best on a part of the validation text while training. Texts are read in windows of \
              the length of training: {}. Questions of each benchmark, from all over its file: {}; the standard errors are the largest of all \
@@ -293,8 +316,7 @@ impl LanguageRecord {
             self.scale,
             thousands(first.tokens as u64),
             cost(self.rows.iter().map(|row| (row.seconds, row.threads))),
-            self.machine,
-            self.version,
+            self.machines(),
             self.command,
             texts.join(", "),
             if questions.is_empty() { "none asked".into() } else { questions.join(", ") },
@@ -379,6 +401,7 @@ mod tests {
                 .into_iter()
                 .flat_map(|shots| ["lambada_openai", "piqa", "hellaswag"].map(|name| benchmark(name, shots, 0.4)))
                 .collect(),
+            origin: None,
         };
         let rows = [("retnet", 4.2), ("falcon-1a.3", 4.0), ("falcon-3a.3", 4.001)].into_iter();
         let rows =
@@ -461,6 +484,7 @@ mod tests {
             point: Point { lr, initializer_range: 0.02 },
             loss: Some(loss),
             seconds: 60.0,
+            fingerprint: None,
         };
         let searched = |name: &str, losses: [f64; 3]| {
             let trials: Vec<Trial> =

@@ -1,0 +1,264 @@
+//! `falcon reproduce` goes on from records: what they have is not trained again, on whichever machine they were made.
+
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+
+use falcon_lm::reproduce::addition::AdditionRecord;
+use falcon_lm::reproduce::language::LanguageRecord;
+use falcon_lm::reproduce::{RESULTS_FILE, Results};
+use serde_json::Value;
+use tempfile::TempDir;
+
+mod experiments;
+
+use experiments::{addition, corpus, lm, printed};
+
+fn said(ran: &Output) -> String {
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    String::from_utf8_lossy(&ran.stderr).into_owned()
+}
+
+/// Copies a record, and nothing else, to another folder.
+fn copy_record(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    fs::copy(from.join(RESULTS_FILE), to.join(RESULTS_FILE)).unwrap();
+}
+
+/// Changes a record as a person with an editor would.
+fn edit(folder: &Path, change: impl FnOnce(&mut Value)) {
+    let path = folder.join(RESULTS_FILE);
+    let mut record = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    change(&mut record);
+    fs::write(path, serde_json::to_vec_pretty(&record).unwrap()).unwrap();
+}
+
+fn runs(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let mut names: Vec<String> = entries
+        .filter(|entry| entry.path().join("config.toml").exists())
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_record_alone_is_enough_to_go_on() {
+    let folder = TempDir::new().unwrap();
+    let [first, here, other] = ["first", "here", "other"].map(|name| folder.path().join(name));
+    said(&addition(&["--models", "retnet,falcon-1a.3+train.steps=6"], &first));
+    edit(&first, |record| {
+        for row in record["rows"].as_array_mut().unwrap() {
+            row["origin"]["machine"] = "a machine elsewhere, 3 cores".into();
+        }
+    });
+    copy_record(&first, &here);
+    // Another row between them: rows stand in the order of --models, wherever they come from.
+    let models = ["--models", "retnet,deltanet,falcon-1a.3+train.steps=6"];
+    let told = said(&addition(&models, &here));
+    let taken = format!(
+        "2 runs taken from {}, and not trained again: retnet, seed 0; falcon-1a.3 train.steps=6, seed 0",
+        here.join(RESULTS_FILE).display()
+    );
+    assert!(told.contains(&taken), "{told}");
+    assert_eq!(runs(&here), ["deltanet-s0"]);
+    let [before, now] = [&first, &here].map(|folder| AdditionRecord::read(folder).unwrap());
+    let names: Vec<&str> = now.rows.iter().map(|row| row.name.as_str()).collect();
+    assert_eq!(names, ["retnet", "deltanet", "falcon-1a.3 train.steps=6"]);
+    assert_eq!([&now.rows[0], &now.rows[2]], [&before.rows[0], &before.rows[1]], "as they were");
+    assert_eq!(now.planned, None);
+    assert!(now.rows[2].best_step <= 6);
+    let page = fs::read_to_string(here.join("table.md")).unwrap();
+    let elsewhere = "a machine elsewhere, 3 cores (retnet, falcon-1a.3 train.steps=6); ";
+    assert!(page.contains("Trained on 2 machines: ") && page.contains(elsewhere), "{page}");
+    // Trained longer or shorter, it is still the paper's model.
+    let line = |name: &str| page.lines().find(|line| line.starts_with(&format!("| {name} "))).unwrap().to_string();
+    assert!(line("falcon-1a.3 train.steps=6").ends_with("| 99.8 | 85.9 | 100 / 69 |"), "{page}");
+    // By an option, from a folder and from a file, and the first that has a row gives it.
+    let json = here.join(RESULTS_FILE);
+    let from = ["--continue-from", first.to_str().unwrap(), "--continue-from", json.to_str().unwrap()];
+    let told = said(&addition(&[&models[..], &from].concat(), &other));
+    assert!(told.contains("1 run taken from") && told.contains("deltanet, seed 0\n"), "{told}");
+    assert_eq!(AdditionRecord::read(&other).unwrap().rows, now.rows);
+    assert_eq!(runs(&other), [""; 0]);
+}
+
+#[test]
+fn what_is_not_the_same_run_is_trained() {
+    let folder = TempDir::new().unwrap();
+    let [first, here] = ["first", "here"].map(|name| folder.path().join(name));
+    said(&addition(&["--models", "retnet"], &first));
+    let from = ["--models", "retnet", "--continue-from", first.to_str().unwrap()];
+    let other = |more: &[&str], reason: &str| {
+        let _ = fs::remove_dir_all(&here);
+        let told = said(&addition(&[&from, more].concat(), &here));
+        assert!(told.contains(reason) && told.contains("it is trained again"), "{more:?}: {told}");
+        assert!(runs(&here).contains(&"retnet-s0".to_string()), "{more:?}: {told}");
+    };
+    let different = "was trained with another configuration or on other data";
+    other(&["--set", "train.lr=1e-3"], different);
+    other(&["--set", "task.eval_samples=5"], different);
+    // Another seed is nothing to speak of.
+    let _ = fs::remove_dir_all(&here);
+    let told = said(&addition(&[&from[..], &["--seeds", "2"]].concat(), &here));
+    assert!(told.contains("1 run taken") && !told.contains("again:\n"), "{told}");
+    assert_eq!(runs(&here), ["retnet-s1"]);
+    edit(&first, |record| record["samples"] = 7.into());
+    other(&[], "was not measured in the way that is asked for now");
+    edit(&first, |record| record["rows"][0]["name"] = "mamba2".into());
+    other(&["--models", "mamba2"], different);
+    // A fingerprint that is none, and a folder without a record.
+    edit(&first, |record| record["rows"][0]["origin"]["fingerprint"] = "beef".into());
+    let bad = addition(&from, &here);
+    let told = String::from_utf8_lossy(&bad.stderr);
+    assert_eq!(bad.status.code(), Some(2), "{told}");
+    assert!(told.contains("results.json") && told.contains("64 hexadecimal digits"), "{told}");
+    let none = addition(&["--models", "retnet", "--continue-from", "nowhere"], &here);
+    assert!(String::from_utf8_lossy(&none.stderr).contains("nowhere/results.json"));
+}
+
+/// Records of earlier versions have no fingerprints. Their presets are taken where the record says how they were
+/// trained.
+#[test]
+fn old_records_are_taken_where_they_say_enough() {
+    let folder = TempDir::new().unwrap();
+    let first = folder.path().join("first");
+    said(&addition(&["--models", "retnet,deltanet,deltanet+model.conv_size=3"], &first));
+    edit(&first, |record| {
+        for row in record["rows"].as_array_mut().unwrap() {
+            row.as_object_mut().unwrap().remove("origin").unwrap();
+        }
+    });
+    let from = ["--continue-from", first.to_str().unwrap()];
+    let told = |name: &str, more: &[&str]| {
+        let here = folder.path().join(name);
+        let told = said(&addition(&[&from, more].concat(), &here));
+        (told, runs(&here))
+    };
+    let (said, trained) = told("same", &["--models", "deltanet,deltanet+model.conv_size=3,retnet"]);
+    assert_eq!(trained, ["deltanet-conv_size=3-s0"], "{said}");
+    assert!(said.contains("conv_size=3, seed 0: the row in") && said.contains("has no fingerprint"), "{said}");
+    let record = AdditionRecord::read(&folder.path().join("same")).unwrap();
+    assert!(record.rows.iter().all(|row| row.origin.is_some()), "what was derived is recorded");
+    // Set for all rows, this is what the first row of the record has anyway, and what others have not.
+    let (said, trained) = told("set", &["--models", "deltanet", "--set", "model.conv_size=0"]);
+    assert_eq!(trained, ["deltanet-s0"], "{said}");
+    // The same command, but a record that says otherwise of the first row.
+    edit(&first, |record| {
+        record["config"] = record["config"].as_str().unwrap().replace("\nbatch = 4\n", "\nbatch = 5\n").into();
+    });
+    let (said, trained) = told("other", &["--models", "deltanet"]);
+    assert_eq!(trained, ["deltanet-s0"], "{said}");
+    assert!(said.contains("none can be derived from the record"), "{said}");
+}
+
+/// A record is all there is of rows whose folders are on another machine, and is not written over by an experiment
+/// without them.
+#[test]
+fn rows_that_only_a_record_has_are_not_lost() {
+    let folder = TempDir::new().unwrap();
+    let [first, here] = ["first", "here"].map(|name| folder.path().join(name));
+    said(&addition(&["--models", "retnet,deltanet"], &first));
+    copy_record(&first, &here);
+    for _ in 0..2 {
+        let told = said(&addition(&["--models", "mamba2,retnet"], &here));
+        assert!(told.contains("1 run taken"), "{told}");
+        let kept = fs::read(here.join("results.1.json")).unwrap();
+        assert_eq!(kept, fs::read(first.join(RESULTS_FILE)).unwrap());
+        assert!(!here.join("results.2.json").exists());
+        copy_record(&first, &here);
+    }
+    // Nothing is kept of what has its folder.
+    said(&addition(&["--models", "retnet"], &first));
+    assert!(!first.join("results.1.json").exists());
+    // Nor is the record of another experiment written over.
+    fs::write(here.join(RESULTS_FILE), "{\"rows\": 3}").unwrap();
+    let other = addition(&["--models", "mamba2"], &here);
+    let told = String::from_utf8_lossy(&other.stderr);
+    assert_eq!(other.status.code(), Some(2), "{told}");
+    assert!(told.contains("give --output another folder"), "{told}");
+    assert_eq!(fs::read(here.join(RESULTS_FILE)).unwrap(), b"{\"rows\": 3}");
+}
+
+/// The two rows at 32 digits that were recorded before there were fingerprints.
+#[test]
+fn the_record_at_32_digits_can_be_continued() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folder = TempDir::new().unwrap();
+    let args =
+        ["reproduce", "addition", "--scale", "paper", "--models", "falcon-3a.3,falcon-1a.3", "--continue-from"];
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_falcon"));
+    command.args(args).arg(root.join("results/addition/authors")).arg("--output").arg(folder.path());
+    let told = said(&command.output().unwrap());
+    assert!(told.contains("2 runs taken from"), "{told}");
+    let [old, new] =
+        [root.join("results/addition/authors"), folder.path().into()].map(|f| AdditionRecord::read(&f).unwrap());
+    for (old, new) in old.rows.iter().zip(new.rows.iter().rev()) {
+        assert_eq!((&old.name, old.seconds, &old.widths), (&new.name, new.seconds, &new.widths));
+        let origin = new.origin.as_ref().unwrap();
+        assert_eq!((origin.machine.as_str(), origin.version.as_str()), ("AMD EPYC, 2 cores", "0.1.0"));
+    }
+}
+
+#[test]
+fn a_search_and_its_rows_are_taken_from_a_record() {
+    let folder = TempDir::new().unwrap();
+    corpus(folder.path());
+    let at = |name: &str| folder.path().join(name);
+    let args = ["--models", "retnet,falcon-1a.3+train.lr=2e-3", "--search=6", "--data", "eval", "--output"];
+    said(&lm(&[&args[..], &["first"]].concat(), folder.path()));
+    let first = LanguageRecord::read(&at("first")).unwrap();
+    // The same texts in another place.
+    fs::create_dir(at("moved")).unwrap();
+    for name in ["train.txt", "valid.txt", "wiki.txt"] {
+        fs::rename(at(name), at("moved").join(name)).unwrap();
+    }
+    fs::rename(at("eval"), at("moved/eval")).unwrap();
+    let moved = at("moved");
+    let from = ["out", "--continue-from", "../first"];
+    let told = said(&lm(&[&args[..], &from].concat(), &moved));
+    assert!(told.contains("8 of 8 trials of the search taken from ../first/results.json"), "{told}");
+    assert!(told.contains("2 runs taken from ../first/results.json"), "{told}");
+    assert!(!moved.join("out/search").exists() && runs(&moved.join("out")).is_empty());
+    let now = LanguageRecord::read(&moved.join("out")).unwrap();
+    assert_eq!((&now.rows, &now.search), (&first.rows, &first.search));
+    // More is asked than there are answers to, and less.
+    let wiki = [&args[..], &["wiki"], &from[1..], &["--text", "wiki.txt"]].concat();
+    let told = said(&lm(&wiki, &moved));
+    assert!(told.contains("8 of 8 trials") && told.contains("was not measured in the way"), "{told}");
+    assert_eq!(runs(&moved.join("wiki")).len(), 2);
+    let less = [&args[..], &["less"], &from[1..], &["--shots", "1"]].concat();
+    let told = said(&lm(&less, &moved));
+    assert!(told.contains("2 runs taken"), "{told}");
+    let less = LanguageRecord::read(&moved.join("less")).unwrap();
+    assert!(less.rows.iter().all(|row| row.benchmarks.len() == 9 && row.benchmarks.iter().all(|b| b.shots == 1)));
+    // Another text, whatever its name.
+    fs::write(moved.join("valid.txt"), "snow lies on the field ".repeat(40)).unwrap();
+    let told = said(&lm(&[&args[..], &["snow"], &from[1..]].concat(), &moved));
+    assert!(!told.contains("trials of the search taken") && told.contains("on other data"), "{told}");
+}
+
+/// What is known of a search is recorded before the first row is.
+#[test]
+fn trials_are_recorded_as_they_end() {
+    let folder = TempDir::new().unwrap();
+    corpus(folder.path());
+    // The search is done, and the only row cannot begin.
+    fs::create_dir_all(folder.path().join("out/retnet-s0")).unwrap();
+    fs::write(folder.path().join("out/retnet-s0/config.toml"), "not a run").unwrap();
+    let args = ["--models", "retnet", "--tokenizer", "bytes", "--search=2", "--output", "out"];
+    assert_eq!(lm(&args, folder.path()).status.code(), Some(2));
+    let record = LanguageRecord::read(&folder.path().join("out")).unwrap();
+    assert_eq!((record.rows.len(), record.planned), (0, Some(1)));
+    assert_eq!(record.search.as_ref().unwrap().models[0].trials.len(), 6);
+    let page = fs::read_to_string(folder.path().join("out/table.md")).unwrap();
+    assert!(
+        page.contains("**Partial: 0 of 1 runs are done.**") && page.contains("| search: validation loss"),
+        "{page}"
+    );
+    let args =
+        ["--models", "retnet", "--tokenizer", "bytes", "--search=2", "--continue-from", "out", "--output", "new"];
+    let ran = lm(&args, folder.path());
+    assert!(said(&ran).contains("6 of 6 trials") && printed(&ran).contains("| retnet "));
+}

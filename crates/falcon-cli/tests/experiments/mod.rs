@@ -1,0 +1,105 @@
+//! Runs and experiments that take less than a second.
+
+#![allow(dead_code, reason = "each test binary uses some of it")]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use falcon_lm::train::{Record, checkpoint_steps, read_metrics};
+
+/// `falcon reproduce addition`, with models of a few thousand numbers.
+pub fn addition(args: &[&str], output: &Path) -> Output {
+    let tiny = ["hidden_size=16", "num_heads=2", "intermediate_size=16"].map(|key| format!("--set=model.{key}"));
+    let small =
+        ["--set=task.max_width=2", "--set=task.beyond=3", "--set=task.eval_samples=4", "--set=train.batch=4"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
+    command.args(["reproduce", "addition", "--steps", "12"]).args(tiny).args(small).args(args);
+    command.arg("--output").arg(output).output().unwrap()
+}
+
+/// What a command that must succeed printed.
+pub fn printed(ran: &Output) -> String {
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    String::from_utf8_lossy(&ran.stdout).into_owned()
+}
+
+/// `falcon reproduce lm` in a folder that [`corpus`] filled, with models of a few thousand numbers.
+pub fn lm(args: &[&str], folder: &Path) -> Output {
+    let tiny = ["hidden_size=16", "num_heads=2", "intermediate_size=16"].map(|key| format!("--set=model.{key}"));
+    let small = ["--set=task.length=16", "--set=train.batch=2", "--set=train.eval_every=6", "--steps=12"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
+    command.current_dir(folder).env("FALCON_CACHE", folder.join("cache"));
+    command.args(["reproduce", "lm", "--train", "train.txt", "--valid", "valid.txt"]);
+    command.args(tiny).args(small).args(args).output().unwrap()
+}
+
+/// Texts, and two of every benchmark.
+pub fn corpus(folder: &Path) {
+    let words = ["rain", "falls", "on", "the", "hill", "and", "runs", "to", "a", "river"];
+    let text = |from: usize, count: usize| -> String {
+        (from..from + count).map(|i| words[i * i % 7 + i % 4]).collect::<Vec<_>>().join(" ")
+    };
+    for (name, from, count) in [("train.txt", 0, 4000), ("valid.txt", 7, 300)] {
+        fs::write(folder.join(name), text(from, count)).unwrap();
+    }
+    fs::write(folder.join("wiki.txt"), format!(" = Rain = \n {} \n", text(11, 100))).unwrap();
+    let eval = folder.join("eval");
+    fs::create_dir_all(&eval).unwrap();
+    // A question and another with another answer: each is the other's example.
+    let two = |name: &str, line: &str, other: [&str; 2]| {
+        fs::write(eval.join(format!("{name}.jsonl")), [line, &line.replace(other[0], other[1])].join("\n"))
+            .unwrap();
+    };
+    let question = r#"{"question": "rain falls", "context": "on the", "choices": ["hill", "river"], "gold": 0}"#;
+    for name in ["piqa", "hellaswag", "arc_easy", "arc_challenge", "openbookqa", "social_iqa", "sciq"] {
+        two(name, question, ["0}", "1}"]);
+    }
+    two("winogrande", r#"{"contexts": ["rain on", "a river"], "continuation": "runs", "gold": 1}"#, ["1}", "0}"]);
+    two("lambada_openai", r#"{"context": "rain falls on the", "target": "hill"}"#, ["hill", "river"]);
+}
+
+/// A model that takes milliseconds a step.
+pub const TINY: [&str; 26] = [
+    "--set",
+    "model.hidden_size=16",
+    "--set",
+    "model.num_heads=2",
+    "--set",
+    "model.num_hidden_layers=1",
+    "--set",
+    "model.intermediate_size=16",
+    "--set",
+    "task.max_width=2",
+    "--set",
+    "task.beyond=3",
+    "--set",
+    "task.widths=adaptive",
+    "--set",
+    "task.eval_samples=4",
+    "--set",
+    "train.batch=4",
+    "--set",
+    "train.steps=40",
+    "--set",
+    "train.warmup=5",
+    "--set",
+    "train.eval_every=7",
+    "--set",
+    "train.save_every=1",
+];
+
+/// What a run knows at its end, but for times.
+pub fn result(run: &Path) -> (Vec<Vec<u8>>, Vec<Record>) {
+    let last = *checkpoint_steps(run).unwrap().last().unwrap();
+    let folder = run.join(format!("checkpoints/step-{last:06}"));
+    let files = ["model.safetensors", "optimizer.safetensors", "progress.json", "config.json"];
+    let records =
+        read_metrics(&run.join("metrics.jsonl")).unwrap().into_iter().filter_map(|record| match record {
+            Record::Train(record) => Some(Record::Train(falcon_lm::train::TrainRecord { seconds: 0.0, ..record })),
+            Record::Eval(record) => Some(Record::Eval(falcon_lm::train::EvalRecord { seconds: 0.0, ..record })),
+            Record::Gates(record) => Some(Record::Gates(record)),
+            Record::Start(_) | Record::Stop(_) => None,
+        });
+    (files.iter().map(|file| fs::read(folder.join(file)).unwrap()).collect(), records.collect())
+}

@@ -1,0 +1,310 @@
+//! Programs that are killed without warning, at random moments: nothing that was there is lost, nothing that is half
+//! written is taken for whole, and the same command run to its end leaves what it would have left without the kills.
+//!
+//! `FALCON_KILLS` is the number of kills of all tests together; without it, it is enough for every change to be tested
+//! with some.
+
+#![cfg(unix)]
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use falcon_lm::reproduce::addition::AdditionRecord;
+use falcon_lm::reproduce::language::LanguageRecord;
+use falcon_lm::reproduce::{RESULTS_FILE, Results};
+use falcon_lm::train::checkpoint_steps;
+use serde_json::Value;
+use tempfile::TempDir;
+
+mod experiments;
+
+use experiments::{TINY, corpus, result};
+
+/// Kills of all tests together.
+fn kills() -> usize {
+    std::env::var("FALCON_KILLS").map_or(60, |number| number.parse().expect("FALCON_KILLS is a number"))
+}
+
+/// Random numbers that are the same every time.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound.max(1)
+    }
+
+    fn up_to(&mut self, duration: Duration) -> Duration {
+        Duration::from_micros(self.below(duration.as_micros() as u64))
+    }
+}
+
+/// A folder with what a command reads, in `input`, and what it writes, in `work`.
+struct Place {
+    folder: TempDir,
+    args: Vec<String>,
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = Self { folder: TempDir::new().unwrap(), args: Vec::new() };
+        fs::create_dir(place.path("input")).unwrap();
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Runs something to its end.
+    fn prepare(&self, args: &[&str]) {
+        ended(&self.command(args).output().unwrap());
+    }
+
+    fn command(&self, args: &[impl AsRef<std::ffi::OsStr>]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
+        command.args(args).current_dir(self.folder.path()).env("FALCON_CACHE", self.path("work/cache"));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Kills `args` again and again, `share` sixtieths of all kills. `before` is called before a fresh beginning,
+    /// `intact` after every kill with what came of a run without kills, and `result` at the end of all.
+    fn kill<T: PartialEq + Debug>(
+        mut self,
+        args: &[&str],
+        share: usize,
+        before: impl Fn(&Path, usize),
+        intact: impl Fn(&Path, &T),
+        result: impl Fn(&Path) -> T,
+    ) {
+        self.args = args.iter().map(ToString::to_string).collect();
+        let work = self.path("work");
+        let fresh = |round: usize| {
+            let _ = fs::remove_dir_all(&work);
+            fs::create_dir(&work).unwrap();
+            before(&work, round);
+        };
+        fresh(0);
+        let begin = Instant::now();
+        self.prepare(args);
+        let (usual, expected) = (begin.elapsed(), result(&work));
+        let wanted = (kills() * share).div_ceil(60);
+        let (mut random, mut killed, mut begun, mut round) = (Random(share as u64), 0, 0, 0);
+        while killed < wanted {
+            fresh(round);
+            round += 1;
+            for _ in 0..=random.below(4) {
+                begun += 1;
+                assert!(
+                    begun <= 50 + 20 * wanted,
+                    "only {killed} of {begun} runs were still going on when killed"
+                );
+                let mut process = self.command(&self.args).spawn().unwrap();
+                std::thread::sleep(random.up_to(usual));
+                if process.try_wait().unwrap().is_some() {
+                    ended(&process.wait_with_output().unwrap());
+                    break;
+                }
+                process.kill().unwrap();
+                process.wait().unwrap();
+                killed += 1;
+                intact(&work, &expected);
+            }
+            self.prepare(args);
+            assert_eq!(result(&work), expected, "{} after {killed} kills, in round {round}", args.join(" "));
+        }
+        println!("{killed} kills of `falcon {}`, which takes {usual:.2?}, in {round} rounds", args[..2].join(" "));
+    }
+}
+
+fn ended(ran: &Output) {
+    assert!(ran.status.success(), "{}: {}", ran.status, String::from_utf8_lossy(&ran.stderr));
+}
+
+/// A model that reads text, and text to read.
+fn with_model() -> Place {
+    let place = Place::new();
+    let text = "the quick brown fox jumps over the lazy dog, and a dog sleeps under the tree.\n";
+    fs::write(place.path("input/book.txt"), text.repeat(400)).unwrap();
+    fs::write(place.path("input/other.txt"), text.repeat(200).replace("dog", "cat")).unwrap();
+    let sets = ["model.hidden_size=16", "model.num_heads=2", "model.num_hidden_layers=1", "task.length=32"];
+    let more = ["task.train=input/book.txt", "train.steps=3", "train.batch=2", "task.eval_sequences=2"];
+    let mut args = vec!["train", "--task", "text", "--run", "input/run"];
+    sets.iter().chain(&more).for_each(|set| args.extend(["--set", set]));
+    place.prepare(&args);
+    place
+}
+
+/// What every second round finds where a file is to be written.
+const OLD: &[u8] = b"what was there before";
+
+fn old_file(name: &'static str) -> impl Fn(&Path, usize) {
+    move |work, round| {
+        if round % 2 == 1 {
+            fs::write(work.join(name), OLD).unwrap();
+        }
+    }
+}
+
+/// A file that is not there, is the old one, or is the whole new one.
+fn whole_or_old(name: &'static str) -> impl Fn(&Path, &Vec<u8>) {
+    move |work, expected| match fs::read(work.join(name)) {
+        Ok(found) => {
+            assert!(found == OLD || found == *expected, "{name} has {} bytes of something else", found.len())
+        }
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound),
+    }
+}
+
+fn file(name: &'static str) -> impl Fn(&Path) -> Vec<u8> {
+    move |work| fs::read(work.join(name)).unwrap()
+}
+
+#[test]
+fn training() {
+    let place = Place::new();
+    let args = [&["train"], &TINY[..], &["--set", "train.steps=15", "--run", "work/run"]].concat();
+    // What a checkpoint has is not learnt again: none is lost by a kill.
+    let saved = Cell::new(0);
+    let intact = |work: &Path, _: &_| {
+        let steps = checkpoint_steps(&work.join("run")).unwrap_or_default();
+        let last = steps.last().copied().unwrap_or(0);
+        assert!(last >= saved.get(), "the checkpoint of step {} is gone, and the last is {last}", saved.get());
+        saved.set(last);
+    };
+    place.kill(&args, 16, |_, _| saved.set(0), intact, |work| result(&work.join("run")));
+}
+
+/// Files of tokens by name.
+fn tokens(work: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(work.join("cache")).into_iter().flatten().map(Result::unwrap);
+    let named = entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()));
+    named
+        .filter(|(name, _)| name.ends_with(".tokens"))
+        .map(|(name, path)| (name, fs::read(path).unwrap()))
+        .collect()
+}
+
+#[test]
+fn text_made_into_tokens() {
+    let place = Place::new();
+    let line = |i: usize| format!("line {i}: rain falls on hill {} and runs to a river\n", i * i % 97);
+    fs::write(place.path("input/book.txt"), (0..12_000).map(line).collect::<String>()).unwrap();
+    fs::write(place.path("input/valid.txt"), (0..1500).map(|i| line(3 * i)).collect::<String>()).unwrap();
+    let learn = ["tokenizer", "train", "input/valid.txt", "--size", "300", "-o", "input/tokenizer.json"];
+    place.prepare(&learn);
+    let sets = ["task.train=input/book.txt", "task.valid=input/valid.txt", "task.tokenizer=input/tokenizer.json"];
+    let more = ["model.hidden_size=16", "model.num_heads=2", "model.num_hidden_layers=1", "task.length=16"];
+    let less = ["train.steps=1", "train.batch=1", "task.eval_sequences=1"];
+    let mut args = vec!["train", "--task", "text", "--run", "work/run"];
+    sets.iter().chain(&more).chain(&less).for_each(|set| args.extend(["--set", set]));
+    type Made = (BTreeMap<String, Vec<u8>>, Vec<Vec<u8>>);
+    let intact = |work: &Path, expected: &Made| {
+        for (name, found) in tokens(work) {
+            assert!(expected.0[&name] == found, "{name} has {} bytes of something else", found.len());
+        }
+    };
+    place.kill(&args, 9, |_, _| (), intact, |work| (tokens(work), result(&work.join("run")).0));
+}
+
+#[test]
+fn tokenizers() {
+    let place = Place::new();
+    let line = |i: usize| format!("word{} and word{} are words of line {i}\n", i * i % 997, i * 7 % 89);
+    fs::write(place.path("input/book.txt"), (0..4000).map(line).collect::<String>()).unwrap();
+    let name = "tokenizer.json";
+    let args = ["tokenizer", "train", "input/book.txt", "--size", "600", "-o", "work/tokenizer.json"];
+    place.kill(&args, 7, old_file(name), whole_or_old(name), file(name));
+}
+
+#[test]
+fn measurements() {
+    let place = with_model();
+    let args =
+        ["eval", "input/run", "-t", "input/book.txt", "-t", "input/other.txt", "-w", "32", "-o", "work/eval.json"];
+    // Every result is kept as it comes: what is there is a part of the whole, and does not become less.
+    let known = Cell::new(0);
+    let intact = |work: &Path, expected: &Vec<u8>| {
+        let texts = |bytes: &[u8]| -> Vec<Value> {
+            let json: Value = serde_json::from_slice(bytes).expect("whole JSON");
+            let models = json.as_array().cloned().unwrap_or_else(|| json["models"].as_array().cloned().unwrap());
+            models.into_iter().flat_map(|model| model["texts"].as_array().cloned().unwrap()).collect()
+        };
+        let found = fs::read(work.join("eval.json")).map_or(Vec::new(), |bytes| texts(&bytes));
+        assert_eq!(found, texts(expected)[..found.len()]);
+        assert!(found.len() >= known.get(), "a result was lost");
+        known.set(found.len());
+    };
+    place.kill(&args, 7, |_, _| known.set(0), intact, file("eval.json"));
+}
+
+#[test]
+fn states() {
+    let place = with_model();
+    let name = "book.memory";
+    let args =
+        ["generate", "input/run", "--file", "input/other.txt", "-n", "20", "--state-out", "work/book.memory"];
+    place.kill(&args, 7, old_file(name), whole_or_old(name), file(name));
+}
+
+/// The rows of a record in a folder, if it has one, as JSON without times.
+fn rows<R: Results>(folder: &Path) -> Vec<Value> {
+    if !folder.join(RESULTS_FILE).exists() {
+        return Vec::new();
+    }
+    let record = serde_json::to_value(R::read(folder).expect("whole")).unwrap();
+    let untimed = |mut row: Value| {
+        row["seconds"] = 0.into();
+        row
+    };
+    let searched = record["search"]["models"].as_array().into_iter().flatten();
+    let trials = searched.flat_map(|model| model["trials"].as_array().unwrap());
+    record["rows"].as_array().unwrap().iter().chain(trials).cloned().map(untimed).collect()
+}
+
+/// A record has only what is right, loses nothing, and the tables beside it are whole.
+fn record_is_whole<R: Results>(known: &Cell<usize>) -> impl Fn(&Path, &Vec<Value>) {
+    move |work, expected| {
+        let found = rows::<R>(&work.join("out"));
+        assert!(found.iter().all(|row| expected.contains(row)), "{found:?}\n{expected:?}");
+        assert!(found.len() >= known.get(), "{} of {} rows and trials are left", found.len(), known.get());
+        known.set(found.len());
+        if let Ok(svg) = fs::read_to_string(work.join("out/curves.svg")) {
+            assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
+        }
+    }
+}
+
+#[test]
+fn experiments_with_sums() {
+    let place = Place::new();
+    let tiny = ["hidden_size=16", "num_heads=2", "num_hidden_layers=1"].map(|key| format!("--set=model.{key}"));
+    let small =
+        ["--set=task.max_width=2", "--set=task.beyond=3", "--set=task.eval_samples=4", "--set=train.batch=4"];
+    let args = ["reproduce", "addition", "--models", "retnet,falcon-1a.3", "--seeds", "2", "--steps", "20"];
+    let tiny = tiny.each_ref().map(String::as_str);
+    let args = [&args[..], &tiny, &small, &["--set=train.save_every=3", "--output", "work/out"]].concat();
+    let known = Cell::new(0);
+    let result = |work: &Path| rows::<AdditionRecord>(&work.join("out"));
+    place.kill(&args, 7, |_, _| known.set(0), record_is_whole::<AdditionRecord>(&known), result);
+}
+
+#[test]
+fn experiments_with_text_and_a_search() {
+    let place = Place::new();
+    corpus(&place.path("input"));
+    let tiny = ["--set=model.hidden_size=16", "--set=model.num_heads=2", "--set=model.num_hidden_layers=1"];
+    let small = ["--set=task.length=16", "--set=train.batch=2", "--set=train.eval_every=2", "--steps=4"];
+    let args =
+        ["reproduce", "lm", "--models", "retnet", "--train", "input/train.txt", "--valid", "input/valid.txt"];
+    let args = [&args[..], &tiny, &small, &["--search=2", "--output", "work/out"]].concat();
+    let known = Cell::new(0);
+    let result = |work: &Path| rows::<LanguageRecord>(&work.join("out"));
+    place.kill(&args, 7, |_, _| known.set(0), record_is_whole::<LanguageRecord>(&known), result);
+}

@@ -1,0 +1,11 @@
+//! The machine that this process runs on, in words.
+
+/// The processor, as the system calls it, and the number of its cores that this process may use.
+pub fn describe() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name =
+        text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ").map(|(_, name)| name));
+    let cores = if cores == 1 { "1 core".to_string() } else { format!("{cores} cores") };
+    format!("{}, {cores}", name.unwrap_or(std::env::consts::ARCH))
+}
