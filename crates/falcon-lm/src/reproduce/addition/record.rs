@@ -118,7 +118,7 @@ impl AdditionRecord {
     /// digits again as in training, then the others.
     fn beyond(&self) -> Vec<RangeInclusive<usize>> {
         let widest = self.rows.iter().filter_map(|row| row.widths.last()).map(|w| w.width).max().unwrap_or(0);
-        let last = (3 * self.max_width).div_ceil(2);
+        let last = self.max_width.saturating_mul(3).div_ceil(2);
         let ranges = [self.max_width + 1..=last.min(widest), last + 1..=widest];
         ranges.into_iter().filter(|range| !range.is_empty()).collect()
     }
