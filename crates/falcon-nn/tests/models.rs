@@ -356,11 +356,12 @@ fn damaged_checkpoints_are_refused() {
     assert!(load().contains("unknown key \"windows\"; did you mean \"window\"?"), "{}", load());
     std::fs::write(&config_file, json.replace("\"hidden_size\": 16", "\"hidden_size\": 1048576")).unwrap();
     assert!(load().contains("its configuration describes a model of"), "{}", load());
-    std::fs::write(&config_file, json.replace("\"hidden_size\"", "\"model_type\": \"falcon\", \"hidden_size\""))
-        .unwrap();
+    std::fs::write(&config_file, json.replace("falcon_fwa", "llama")).unwrap();
+    assert!(load().contains("model_type is \"llama\"") && load().contains("only \"falcon_fwa\""), "{}", load());
+    std::fs::write(&config_file, json.replace("\"hidden_size\"", "\"use_cache\": true, \"hidden_size\"")).unwrap();
     assert!(Model::load(folder.path(), &device).is_ok(), "keys of other programs");
     std::fs::write(&weights, replace(&whole, b"\"F32\"", b"\"I32\"")).unwrap();
-    assert!(load().contains("only F32 can be read"), "{}", load());
+    assert!(load().contains("only F32, F16 and BF16 can be read"), "{}", load());
     std::fs::remove_file(&weights).unwrap();
     assert!(load().contains("model.safetensors"), "{}", load());
     assert!(said(Model::load(Path::new("/nonexistent"), &device)).contains("/nonexistent"));
