@@ -8,13 +8,11 @@ use clap::{CommandFactory, Parser};
 use falcon_cli::args::{Cli, Command, ScanArgs};
 use falcon_cli::progress::with_spinner;
 use falcon_cli::scan::{self, Options, Report, ScanError};
-use falcon_cli::{bench, eval, export, generate, memory, report, reproduce, tokenizer, train};
+use falcon_cli::{bench, eval, export, generate, interrupt, memory, report, reproduce, tokenizer, train};
 use falcon_lm::train::Outcome;
 
 /// Bad input or an output that cannot be written; clap uses the same for bad arguments.
 const FAILURE: u8 = 2;
-/// Stopped by Ctrl-C, as shells have it.
-const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
     memory::keep_freed();
@@ -50,7 +48,7 @@ fn main() -> ExitCode {
 fn code(ended: Result<Outcome, impl Display>) -> ExitCode {
     match ended {
         Ok(Outcome::Finished) => ExitCode::SUCCESS,
-        Ok(Outcome::Interrupted) => ExitCode::from(INTERRUPTED),
+        Ok(Outcome::Interrupted) => ExitCode::from(interrupt::exit_code()),
         Err(error) => fail(error),
     }
 }

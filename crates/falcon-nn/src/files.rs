@@ -15,8 +15,8 @@ pub use self::arrays::{
     ASIDE, Metadata, NamedArrays, aside_file, read_arrays, read_file, write_arrays, write_file,
 };
 pub use self::error::FileError;
-use self::shards::{Shard, shards};
 pub use self::shards::{INDEX_FILE, weight_files};
+use self::shards::{Shard, shards};
 pub use self::states::{read_sealed, write_sealed};
 use crate::config::{ModelConfig, TOKENIZER_KEY, nearest};
 use crate::init::Init;

@@ -18,7 +18,7 @@ use super::metrics::{
 use super::step::{StepGradients, gradients};
 use super::{AdamW, clip};
 use crate::config::{RunConfig, RunConfigError};
-use crate::data::{CacheError, TOKENIZER_FILE};
+use crate::data::{CacheError, TOKENIZER_FILE, Tokenizer};
 use crate::evaluate::{evaluate, tokens};
 use crate::memory;
 use crate::tasks::{Batch, Moment, Split, Task, TaskError, VALIDATION};
@@ -141,6 +141,8 @@ impl Trainer {
             },
         };
         task.restore(progress.task.clone())?;
+        let tokenizer = task.tokenizer().map(Tokenizer::fingerprint);
+        let progress = Progress { tokenizer, ..progress };
         if let Some(tokenizer) = task.tokenizer() {
             // A run speaks for itself, wherever its tokenizer came from. It is the one it began with: `restore` has seen to that.
             tokenizer.save(&folder.path().join(TOKENIZER_FILE)).map_err(TaskError::Tokenizer)?;
