@@ -352,8 +352,8 @@ impl<W: Write> Output<W> {
     }
 }
 
-/// Reads a prompt after what `stream` has read, and prints it to `echo`. Returns the stream and how many tokens the prompt has; none if it
-/// was asked to stop.
+/// Reads a prompt after what `stream` has read, and prints it to `echo`. Returns the stream and how many tokens the
+/// prompt has; none if it was asked to stop.
 fn read(
     trained: &Trained,
     mut stream: Stream,
@@ -379,8 +379,8 @@ fn read(
     Ok(going.then_some((stream, done)))
 }
 
-/// Continues prompts, prints the text of a single one as it comes, and keeps what is to be kept. With `progress`, nothing is shown before the end
-/// but how far it is.
+/// Continues prompts, prints the text of a single one as it comes, and keeps what is to be kept. With `progress`,
+/// nothing is shown before the end but how far it is.
 #[expect(clippy::too_many_arguments, reason = "called once")]
 fn say(
     args: &GenerateArgs,

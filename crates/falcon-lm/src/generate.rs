@@ -109,8 +109,9 @@ pub struct Stream {
 
 /// Tokens that are read in one call, at most.
 const TOKENS: usize = 4096;
-/// What the metadata of a file has beside the state of the model: the fingerprint of the model's weights, the last token if there is
-/// one, and a bit for every token of the vocabulary, set if it was read or generated, in hexadecimal.
+/// What the metadata of a file has beside the state of the model: the fingerprint of the model's weights, the last
+/// token if there is one, and a bit for every token of the vocabulary, set if it was read or generated, in
+/// hexadecimal.
 const MODEL: &str = "model";
 const LAST: &str = "last_token";
 const SEEN: &str = "seen_tokens";

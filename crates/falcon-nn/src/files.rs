@@ -58,8 +58,9 @@ impl Model {
         write_file(&path, json.as_bytes()).map_err(|error| FileError::Io { path, error })
     }
 
-    /// Reads what [`Model::save`] wrote, or the same model as others write it: with weights of 16 bits, which are converted, in several
-    /// files that an index lists, and with copies of what follows from the rest. Every name, shape and number is checked.
+    /// Reads what [`Model::save`] wrote, or the same model as others write it: with weights of 16 bits, which are
+    /// converted, in several files that an index lists, and with copies of what follows from the rest. Every name,
+    /// shape and number is checked.
     pub fn load(folder: &Path, device: &Device) -> Result<Self, FileError> {
         let path = folder.join(CONFIG_FILE);
         let config = ModelConfig::from_json(&config_text(folder)?)

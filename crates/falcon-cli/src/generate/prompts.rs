@@ -1,4 +1,5 @@
-//! Where prompts come from: an argument, a file, stdin, or a file with one per line. None is held whole but for an argument.
+//! Where prompts come from: an argument, a file, stdin, or a file with one per line. None is held whole but for an
+//! argument.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, IsTerminal, Read};

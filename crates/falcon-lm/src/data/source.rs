@@ -179,7 +179,8 @@ impl Source {
     }
 }
 
-/// Hands one document from `reader` to `take`, piece by piece, so that no text is too long. `name` stands for it in messages.
+/// Hands one document from `reader` to `take`, piece by piece, so that no text is too long. `name` stands for it in
+/// messages.
 pub fn read_text<E: From<SourceError>>(
     name: &Path,
     reader: impl BufRead + 'static,

@@ -300,8 +300,8 @@ impl Tokenizer {
     }
 }
 
-/// The characters of a vocabulary that has a token for each of them, and besides only `special` tokens, none of which stands for what is
-/// unknown. None of any other vocabulary.
+/// The characters of a vocabulary that has a token for each of them, and besides only `special` tokens, none of which
+/// stands for what is unknown. None of any other vocabulary.
 fn characters(inner: &Inner, special: [u32; 2]) -> Option<Vec<char>> {
     let mut tokens: Vec<(u32, String)> = inner.get_vocab(true).into_iter().map(|(text, id)| (id, text)).collect();
     tokens.retain(|(id, _)| !special.contains(id));

@@ -202,7 +202,8 @@ mod tests {
         }
     }
 
-    /// A context that is too long for one call is read piece by piece, which changes nothing, and can be stopped within.
+    /// A context that is too long for one call is read piece by piece, which changes nothing, and can be stopped
+    /// within.
     #[test]
     fn long_contexts_are_read_in_pieces() {
         let model = ModelConfig::preset("falcon-3a.3", "micro", 20).unwrap().init(3, &Device::flex()).unwrap();

@@ -236,8 +236,8 @@ pub(crate) fn verify_model(folder: &Path) -> Result<String, CheckpointError> {
     }
 }
 
-/// The fingerprint of the tokenizer that the model in `folder` was trained with, where that is known: from its configuration, or from the
-/// progress of a run, where runs of text kept it before.
+/// The fingerprint of the tokenizer that the model in `folder` was trained with, where that is known: from its
+/// configuration, or from the progress of a run, where runs of text kept it before.
 pub(crate) fn trained_tokenizer(folder: &Path) -> Result<Option<String>, CheckpointError> {
     if let Some(found) = tokenizer_fingerprint(folder)? {
         return Ok(Some(found));

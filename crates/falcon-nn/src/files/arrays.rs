@@ -148,7 +148,8 @@ pub fn aside_file(folder: &Path) -> std::io::Result<tempfile::NamedTempFile> {
     builder.tempfile_in(folder)
 }
 
-/// Writes a file beside its place, to the disk, and moves it there: whatever happens, the old file or the new one is in its place.
+/// Writes a file beside its place, to the disk, and moves it there: whatever happens, the old file or the new one is
+/// in its place.
 pub fn write_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = aside_file(folder)?;
