@@ -229,6 +229,18 @@ pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
         true => serde_json::to_string(&shown).map_err(io::Error::from)? + "\n",
         false => aligned(&tables(&shown, &benchmarks, args)),
     };
+    if outcome == Outcome::Interrupted {
+        let done: usize = shown.iter().map(|result| result.texts.len() + result.benchmarks.len()).sum();
+        let all = args.models.len() * (args.text.len() + benchmarks.len() * args.shots.len());
+        let _ = match done {
+            0 => writeln!(io::stderr(), "stopped before anything was measured"),
+            _ => writeln!(io::stderr(), "stopped after {done} of {all} measurements"),
+        };
+        // A table of nothing would look like a result.
+        if done == 0 && !args.json {
+            return Ok(outcome);
+        }
+    }
     printed(io::stdout().write_all(text.as_bytes()))?;
     Ok(outcome)
 }
@@ -266,12 +278,12 @@ fn keep(path: &Path, others: &[ModelResult], result: &ModelResult) -> Result<(),
 }
 
 /// What is done when it is asked to stop.
-const STOPPING: &str = "stopping after this batch; what is measured is kept with --output";
+const STOPPING: &str = "stopping; what is measured is kept with --output";
 
 /// Perplexities, then benchmarks by examples, in Markdown.
 fn tables(results: &[ModelResult], benchmarks: &[&Benchmark], args: &EvalArgs) -> String {
     let mut out = String::new();
-    if !args.text.is_empty() {
+    if results.iter().any(|result| !result.texts.is_empty()) {
         let titles = ["model", "text", "read", "tokens", "per token", "per byte", "per word", "bits per byte"];
         table_head(&mut out, &titles.map(String::from));
         for result in results {
@@ -290,7 +302,7 @@ fn tables(results: &[ModelResult], benchmarks: &[&Benchmark], args: &EvalArgs) -
             }
         }
     }
-    if benchmarks.is_empty() {
+    if results.iter().all(|result| result.benchmarks.is_empty()) {
         return out;
     }
     for shots in &args.shots {

@@ -41,7 +41,7 @@ WHAT IS WRITTEN
 
   config.json              the model's configuration, and where its code is
   model.safetensors        its weights
-  tokenizer.json           its tokenizer, with tokenizer_config.json; none if it did not learn text
+  tokenizer.json           its tokenizer, with tokenizer_config.json; none if it has none
   *_falcon_fwa.py          what AutoModel needs with trust_remote_code=True; they import falcon_fwa
 
 IN PYTHON
@@ -135,7 +135,7 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
         json!({ "folder": to.display().to_string(), "parameters": parameters, "tokenizer": tokenizer.is_some() })
             .to_string()
     } else {
-        let tokenizer = if tokenizer.is_some() { "" } else { ", without a tokenizer: it did not learn text" };
+        let tokenizer = if tokenizer.is_some() { "" } else { ", without a tokenizer: it has none" };
         format!("{parameters} parameters{tokenizer} -> {}", to.display())
     };
     Ok(printed(writeln!(io::stdout(), "{said}"))?)
@@ -143,25 +143,27 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
 
 /// `config.json`, with where the code is, and the token that ends a document.
 fn configuration(model: &Model, tokenizer: Option<&Tokenizer>) -> String {
-    let mut config: Value = serde_json::from_str(&model.config().to_json()).expect("it is JSON");
+    let fingerprint = tokenizer.map(Tokenizer::fingerprint);
+    let json = model.config().to_json_for(fingerprint.as_deref());
+    let mut config: Value = serde_json::from_str(&json).expect("it is JSON");
     config["auto_map"] = json!({
         "AutoConfig": "configuration_falcon_fwa.FalconFwaConfig",
         "AutoModel": "modeling_falcon_fwa.FalconFwaModel",
         "AutoModelForCausalLM": "modeling_falcon_fwa.FalconFwaForCausalLM",
     });
     if let Some(tokenizer) = tokenizer {
-        config["bos_token_id"] = tokenizer.end().into();
+        config["bos_token_id"] = tokenizer.begin().into();
         config["eos_token_id"] = tokenizer.end().into();
     }
     pretty(&config)
 }
 
-/// `tokenizer_config.json`: documents begin and end with the same token.
+/// `tokenizer_config.json`: the tokens that documents begin and end with.
 fn about(tokenizer: &Tokenizer) -> Value {
     let end = tokenizer.end_text();
     json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": end,
+        "bos_token": tokenizer.begin_text(),
         "eos_token": end,
         "pad_token": end,
         "clean_up_tokenization_spaces": false,

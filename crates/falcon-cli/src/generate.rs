@@ -1,14 +1,15 @@
 //! `falcon generate`: text from a trained model.
 
-use std::fs;
-use std::io::{self, IsTerminal, Read, Write};
+mod prompts;
+
+use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 use clap::Args;
-use falcon_lm::data::{Source, SourceError, TextStream};
+use falcon_lm::data::{SourceError, TextStream, TokenizerError};
 use falcon_lm::generate::{Sampling, SamplingError, Stops, Stream, StreamError, generate};
 use falcon_lm::memory;
 use falcon_lm::train::Outcome;
@@ -19,6 +20,7 @@ use serde::Serialize;
 use serde_json::json;
 use thiserror::Error;
 
+use self::prompts::{Lines, Prompt, unescape, visible};
 use crate::interrupt::stop_on_interrupt;
 use crate::output;
 use crate::progress::Progress;
@@ -36,12 +38,13 @@ pub struct GenerateArgs {
     #[arg(value_name = "PROMPT", conflicts_with_all = ["file", "prompts"])]
     pub prompt: Option<String>,
 
-    /// Take the prompt from a file, of any length; .xz, .gz and .zst are read as they are.
+    /// Take the prompt from a file, of any length, or from stdin by -; .xz, .gz and .zst files are decompressed.
     #[arg(short, long, value_name = "FILE", conflicts_with = "prompts")]
     pub file: Option<PathBuf>,
 
-    /// Continue many prompts side by side: a file with one per line.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["state_in", "state_out"])]
+    /// Continue many prompts side by side: a file with one per line, or - for stdin. With --state-in, each of them
+    /// continues from that state.
+    #[arg(long, value_name = "FILE", conflicts_with = "state_out")]
     pub prompts: Option<PathBuf>,
 
     /// Tokens to add, at most; 0 only reads.
@@ -68,15 +71,19 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
 
-    /// Stop before this text; may be given many times.
-    #[arg(long, value_name = "TEXT")]
+    /// Stop before this text, in which \n is a newline, \t a tab and \\ a backslash; may be given many times.
+    #[arg(long, value_name = "TEXT", value_parser = unescape)]
     pub stop: Vec<String>,
 
-    /// Go on from a memory that --state-out kept: what was read then is not read again.
+    /// Print the prompt before its text; JSON always has both.
+    #[arg(long)]
+    pub echo: bool,
+
+    /// Continue from a state that --state-out saved: what was read then is not read again.
     #[arg(long, value_name = "FILE")]
     pub state_in: Option<PathBuf>,
 
-    /// Keep the memory at the end.
+    /// Save the state at the end.
     #[arg(long, value_name = "FILE")]
     pub state_out: Option<PathBuf>,
 
@@ -102,12 +109,29 @@ EXAMPLES
 
   falcon generate runs/text-falcon-3a.3 \"Once upon a time\"
   echo 2+2= | falcon generate runs/mine --temperature 0 -n 5
-  falcon generate runs/mine --prompts questions.txt --stop \"?\"
+  falcon generate runs/mine --prompts questions.txt --stop \"\\n\"
 
   Read a long text once, ask many times:
 
   falcon generate runs/mine --file book.txt -n 0 --state-out book.memory
-  falcon generate runs/mine --state-in book.memory \"The hero is\"";
+  falcon generate runs/mine --state-in book.memory \"The hero is\"
+
+SUMS
+
+  A model of the default task of `falcon train`, addition, continues a sum. Digits are written with
+  the lowest first, in both operands (which have the same number of digits) and in the result,
+  which has one digit more. So 12 + 34 = 46 is written as 21+43=640:
+
+  falcon train
+  falcon generate runs/addition-falcon-3a.3 \"21+43=\" -n 3 --temperature 0
+
+  -n says how many digits to write. A model that was trained with task.leading_zeros=false stops
+  by itself after the last digit; with task.order=sum-reversed only the result is reversed.
+
+CONTROL CHARACTERS
+
+  A model may generate any character. On a terminal, control characters but for newlines and tabs
+  are shown as \\x1b and the like; into a file or a pipe they are written as they are.";
 
 /// Why there is no text.
 #[derive(Debug, Error)]
@@ -127,6 +151,25 @@ pub enum GenerateError {
     /// A file cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// A prompt has characters that the tokenizer does not know.
+    #[error("the prompt: {0}")]
+    Tokenizer(#[from] TokenizerError),
+    /// A folder, a device or a pipe.
+    #[error("{}: not a regular file; name a file, or - for stdin", path.display())]
+    NotRegular {
+        /// What was named.
+        path: PathBuf,
+    },
+    /// A line that is no prompt.
+    #[error("{}, line {line}: {what}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong with it.
+        what: String,
+    },
     /// A prompt cannot be read.
     #[error("{name}: {error}")]
     Prompt {
@@ -135,8 +178,8 @@ pub enum GenerateError {
         /// What the system said.
         error: io::Error,
     },
-    /// No beginnings.
-    #[error("{0}: no line of it is a beginning")]
+    /// No prompts.
+    #[error("{0}: no prompt in it: all of its lines are empty")]
     NoPrompts(PathBuf),
     /// Threads could not be started.
     #[error(transparent)]
@@ -146,7 +189,7 @@ pub enum GenerateError {
     Output(#[from] io::Error),
 }
 
-/// What was said of one beginning.
+/// What was generated after one prompt.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Said {
     prompt: String,
@@ -163,14 +206,7 @@ struct Saying<'a> {
     said: Said,
 }
 
-/// Where a text begins.
-enum Beginning {
-    Text(String),
-    /// Read piece by piece, however long it is.
-    File(PathBuf),
-}
-
-/// Beginnings that are gone on from side by side, at most.
+/// Prompts that are continued side by side, at most.
 const TOGETHER: usize = 64;
 
 /// How much there was to do.
@@ -200,19 +236,39 @@ fn say_all(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
         output::check(path).map_err(|error| FileError::Io { path: path.clone(), error })?;
     }
     use_threads(args.threads.map(Into::into))?;
-    let beginnings = beginnings(args)?;
+    // What cannot be read is said before the model is opened.
+    let mut lines = args.prompts.as_deref().map(Lines::open).transpose()?;
+    let mut prompts = match &mut lines {
+        Some(lines) => lines.take(TOGETHER)?,
+        None => vec![Prompt::of(args)?],
+    };
+    if let (Some(path), true) = (&args.prompts, prompts.is_empty()) {
+        return Err(GenerateError::NoPrompts(path.clone()));
+    }
     let trained = Trained::open(&args.model, args.tokenizer.as_deref(), &Device::flex())?;
+    let begun = match &args.state_in {
+        Some(path) => Stream::load(&trained.model, &trained.weights, path)?,
+        None => {
+            let mut fresh = Stream::new(&trained.model);
+            fresh.read(&trained.model, &[trained.tokenizer.begin()], &mut |_| true);
+            fresh
+        }
+    };
     let stop = stop_on_interrupt("stopping");
-    let mut out = io::stdout().lock();
-    let (mut totals, mut all) = (Totals::default(), Vec::new());
+    let mut out = Output { out: io::stdout().lock(), terminal: io::stdout().is_terminal() };
+    let (mut totals, mut number) = (Totals::default(), 0);
     let mut interrupted = false;
-    'all: for (index, beginnings) in beginnings.chunks(TOGETHER).enumerate() {
+    if args.json {
+        out.raw("{\"texts\":[")?;
+    }
+    'all: while !prompts.is_empty() {
         let begin = Instant::now();
         let progress = Progress::spinner("reading");
         let mut streams = Vec::new();
-        for beginning in beginnings {
-            let Some((stream, tokens)) = read(args, &trained, beginning, &progress, stop)? else {
-                // What was said before is printed.
+        for prompt in &prompts {
+            let echo = (args.echo && args.prompts.is_none() && !args.json).then_some(&mut out);
+            let Some((stream, tokens)) = read(&trained, begun.clone(), prompt, &progress, stop, echo)? else {
+                // What was generated before is printed.
                 interrupted = true;
                 break 'all;
             };
@@ -220,33 +276,41 @@ fn say_all(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
             streams.push(stream);
         }
         totals.reading += begin.elapsed();
-        // What is said as it comes shows by itself how far it is.
+        // What is printed as it comes shows by itself how far it is.
         let progress = (args.json || args.prompts.is_some()).then_some(progress);
         let begin = Instant::now();
-        let first = index * TOGETHER;
-        let (said, streams) = say(args, &trained, &sampling, first, beginnings, streams, progress, &mut out)?;
+        let (said, streams) = say(args, &trained, &sampling, number, &prompts, streams, progress, &mut out)?;
         totals.saying += begin.elapsed();
         totals.said += said.iter().map(|said| said.tokens).sum::<usize>();
         totals.state_bytes = totals.state_bytes.max(streams.iter().map(Stream::bytes).sum());
         totals.context = streams.iter().map(Stream::position).fold(totals.context, usize::max);
-        if !args.json && args.prompts.is_some() {
-            for Said { prompt, text, .. } in &said {
-                writeln!(out, "{prompt}{text}\n")?;
+        for one in &said {
+            if args.json {
+                let separator = if number == 0 { "" } else { "," };
+                out.json(&format!("{separator}{}", serde_json::to_string(one).map_err(io::Error::from)?))?;
+            } else if args.prompts.is_some() {
+                out.text(&format!("{}{}\n\n", if args.echo { &one.prompt } else { "" }, one.text))?;
             }
+            number += 1;
         }
-        all.extend(said);
+        interrupted |= said.iter().any(|said| said.ended_by == "interrupted");
+        if interrupted {
+            break;
+        }
+        prompts = lines.as_mut().map_or(Ok(Vec::new()), |lines| lines.take(TOGETHER))?;
     }
     let rate = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
     let Totals { read, reading, said, saying, state_bytes, context } = totals;
     if args.json {
         let stats = json!({
-            "texts": all, "tokens_read": read, "read_per_second": rate(read, reading), "tokens_said": said,
+            "tokens_read": read, "read_per_second": rate(read, reading), "tokens_said": said,
             "said_per_second": rate(said, saying), "state_bytes": state_bytes, "context": context,
             "peak_memory": memory::peak(),
         });
-        writeln!(out, "{stats}")?;
-    } else if args.prompts.is_none() && args.max_tokens > 0 {
-        writeln!(out)?;
+        // The rest of the object that began with the texts.
+        out.raw(&format!("],{}\n", &stats.to_string()[1..]))?;
+    } else if args.prompts.is_none() && (args.max_tokens > 0 || args.echo) {
+        out.raw("\n")?;
     }
     if args.stats {
         let peak = memory::peak().map_or(String::new(), |peak| format!(", peak memory {}", HumanBytes(peak)));
@@ -261,85 +325,81 @@ fn say_all(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
             HumanCount(context as u64),
         );
     }
-    interrupted |= all.iter().any(|said| said.ended_by == "interrupted");
     Ok(if interrupted { Outcome::Interrupted } else { Outcome::Finished })
 }
 
-/// What a model keeps of a beginning, and how many tokens that has. None if it was asked to stop.
+/// What is printed: to a terminal, control characters are made visible.
+struct Output<W> {
+    out: W,
+    terminal: bool,
+}
+
+impl<W: Write> Output<W> {
+    /// Text of a model or a prompt.
+    fn text(&mut self, text: &str) -> io::Result<()> {
+        if self.terminal { self.raw(&visible(text)) } else { self.raw(text) }
+    }
+
+    /// JSON, which leaves the control characters from 7f on as they are.
+    fn json(&mut self, json: &str) -> io::Result<()> {
+        let escaped = |c: char| if c.is_control() { format!("\\u{:04x}", c as u32) } else { c.into() };
+        if self.terminal { self.raw(&json.chars().map(escaped).collect::<String>()) } else { self.raw(json) }
+    }
+
+    /// Text of our own.
+    fn raw(&mut self, text: &str) -> io::Result<()> {
+        self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush())
+    }
+}
+
+/// Reads a prompt after what `stream` has read, and prints it to `echo`. Returns the stream and how many tokens the
+/// prompt has; none if it was asked to stop.
 fn read(
-    args: &GenerateArgs,
     trained: &Trained,
-    beginning: &Beginning,
+    mut stream: Stream,
+    prompt: &Prompt,
     progress: &Progress,
     stop: &AtomicBool,
+    mut echo: Option<&mut Output<impl Write>>,
 ) -> Result<Option<(Stream, usize)>, GenerateError> {
-    let Trained { model, tokenizer, weights, .. } = trained;
-    let mut stream = match &args.state_in {
-        Some(path) => Stream::load(model, weights, path)?,
-        None => {
-            let mut fresh = Stream::new(model);
-            fresh.read(model, &[tokenizer.end()], &mut |_| true);
-            fresh
-        }
-    };
+    let Trained { model, tokenizer, .. } = trained;
     let mut done = 0;
-    let mut go_on = |text: &str| {
-        let tokens = tokenizer.encode(text);
+    let going = prompt.read(|text| {
+        let tokens = tokenizer.try_encode(text)?;
+        if let Some(echo) = &mut echo {
+            echo.text(text)?;
+        }
         let going = stream.read(model, &tokens, &mut |read| {
             progress.message(format!("{} tokens read", HumanCount((done + read) as u64)));
             !stop.load(Ordering::SeqCst)
         });
         done += tokens.len();
-        going
-    };
-    let going = match beginning {
-        Beginning::Text(text) => go_on(text),
-        Beginning::File(path) => {
-            let read =
-                Source::open(path)?.read(|piece| if go_on(&piece.text) { Ok(()) } else { Err(Stop::Asked) });
-            match read {
-                Ok(()) => true,
-                Err(Stop::Asked) => false,
-                Err(Stop::Source(error)) => return Err(error.into()),
-            }
-        }
-    };
+        Ok(going)
+    })?;
     Ok(going.then_some((stream, done)))
 }
 
-/// Why a file is read no further.
-enum Stop {
-    Asked,
-    Source(SourceError),
-}
-
-impl From<SourceError> for Stop {
-    fn from(error: SourceError) -> Self {
-        Self::Source(error)
-    }
-}
-
-/// Goes on from beginnings, shows a single one as it comes, and keeps what is to be kept. With `progress`, nothing is shown before the end
-/// but how far it is.
+/// Continues prompts, prints the text of a single one as it comes, and keeps what is to be kept. With `progress`,
+/// nothing is shown before the end but how far it is.
 #[expect(clippy::too_many_arguments, reason = "called once")]
 fn say(
     args: &GenerateArgs,
     trained: &Trained,
     sampling: &Sampling,
     first: usize,
-    beginnings: &[Beginning],
+    prompts: &[Prompt],
     mut streams: Vec<Stream>,
     progress: Option<Progress>,
-    out: &mut impl Write,
+    out: &mut Output<impl Write>,
 ) -> Result<(Vec<Said>, Vec<Stream>), GenerateError> {
     let Trained { model, tokenizer, weights, .. } = trained;
-    let mut sayings: Vec<Saying> = beginnings
+    let mut sayings: Vec<Saying> = prompts
         .iter()
         .zip(&streams)
-        .map(|(beginning, stream)| Saying {
+        .map(|(prompt, stream)| Saying {
             text: tokenizer.stream(stream.last()),
             stops: Stops::new(&args.stop),
-            said: Said { prompt: beginning.shown(), ended_by: "length", ..Said::default() },
+            said: Said { prompt: prompt.shown(), ended_by: "length", ..Said::default() },
         })
         .collect();
     let (stop, mut broken, mut tokens) = (stop_on_interrupt("stopping"), None, 0);
@@ -354,7 +414,7 @@ fn say(
             if let Some(progress) = &progress {
                 progress.message(format!("{} tokens generated", HumanCount(tokens)));
             } else if broken.is_none() {
-                broken = out.write_all(new.as_bytes()).and_then(|()| out.flush()).err();
+                broken = out.text(&new).err();
             }
             !over && broken.is_none()
         });
@@ -365,16 +425,6 @@ fn say(
     match broken {
         Some(error) => Err(error.into()),
         None => Ok((sayings.into_iter().map(|saying| saying.said).collect(), streams)),
-    }
-}
-
-impl Beginning {
-    /// A text, or the name of the file it is in.
-    fn shown(&self) -> String {
-        match self {
-            Self::Text(text) => text.clone(),
-            Self::File(path) => path.display().to_string(),
-        }
     }
 }
 
@@ -406,31 +456,4 @@ impl Saying<'_> {
         self.said.text += &new;
         (new, over)
     }
-}
-
-/// Beginnings, one at least.
-fn beginnings(args: &GenerateArgs) -> Result<Vec<Beginning>, GenerateError> {
-    if let Some(path) = &args.prompts {
-        let text = fs::read_to_string(path)
-            .map_err(|error| GenerateError::Prompt { name: path.display().to_string(), error })?;
-        let lines: Vec<Beginning> =
-            text.lines().filter(|line| !line.is_empty()).map(|line| Beginning::Text(line.into())).collect();
-        return if lines.is_empty() { Err(GenerateError::NoPrompts(path.clone())) } else { Ok(lines) };
-    }
-    if let Some(prompt) = &args.prompt {
-        return Ok(vec![Beginning::Text(prompt.clone())]);
-    }
-    if let Some(path) = &args.file {
-        return Ok(vec![Beginning::File(path.clone())]);
-    }
-    let mut text = String::new();
-    if !io::stdin().is_terminal() {
-        let wrong = |error| GenerateError::Prompt { name: "stdin".into(), error };
-        io::stdin().lock().read_to_string(&mut text).map_err(wrong)?;
-        // What `echo` adds is not meant.
-        if text.ends_with('\n') {
-            text.pop();
-        }
-    }
-    Ok(vec![Beginning::Text(text)])
 }

@@ -5,7 +5,7 @@ pub mod bench;
 pub mod eval;
 pub mod export;
 pub mod generate;
-mod interrupt;
+pub mod interrupt;
 pub mod memory;
 mod names;
 mod output;

@@ -8,16 +8,15 @@ use clap::{CommandFactory, Parser};
 use falcon_cli::args::{Cli, Command, ScanArgs};
 use falcon_cli::progress::with_spinner;
 use falcon_cli::scan::{self, Options, Report, ScanError};
-use falcon_cli::{bench, eval, export, generate, memory, report, reproduce, tokenizer, train};
+use falcon_cli::{bench, eval, export, generate, interrupt, memory, report, reproduce, tokenizer, train};
 use falcon_lm::train::Outcome;
 
 /// Bad input or an output that cannot be written; clap uses the same for bad arguments.
 const FAILURE: u8 = 2;
-/// Stopped by Ctrl-C, as shells have it.
-const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
     memory::keep_freed();
+    interrupt::report_file_size_limit();
     match Cli::parse().command {
         Command::Reproduce(args) => code(reproduce::run(&args)),
         Command::Train(args) => code(train::run(&args)),
@@ -50,7 +49,7 @@ fn main() -> ExitCode {
 fn code(ended: Result<Outcome, impl Display>) -> ExitCode {
     match ended {
         Ok(Outcome::Finished) => ExitCode::SUCCESS,
-        Ok(Outcome::Interrupted) => ExitCode::from(INTERRUPTED),
+        Ok(Outcome::Interrupted) => ExitCode::from(interrupt::exit_code()),
         Err(error) => fail(error),
     }
 }

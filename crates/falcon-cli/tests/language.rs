@@ -250,6 +250,71 @@ fn lines_of_the_help_are_questions() {
     assert_eq!(result[0]["benchmarks"].as_array().unwrap().len(), falcon_lm::evaluate::BENCHMARKS.len());
 }
 
+/// Many prompts continue from one state as each would by itself; the prompt is printed if it is asked for.
+#[test]
+fn a_state_is_continued_by_many_prompts() {
+    let house = house();
+    house.says(&["generate", "run", "--file", "part.txt", "-n", "0", "--state-out", "many.memory"]);
+    fs::write(house.path("two.txt"), "the quick\n\na dog").unwrap();
+    let greedy = ["--temperature", "0", "-n", "8", "--state-in", "many.memory"];
+    let many = house.json(&[&["generate", "run", "--prompts", "two.txt"], &greedy[..]].concat());
+    let one = |prompt| house.json(&[&["generate", "run", prompt], &greedy[..]].concat())["texts"][0].clone();
+    assert_eq!(many["texts"], serde_json::json!([one("the quick"), one("a dog")]));
+    let text = one("a dog")["text"].as_str().unwrap().to_string();
+    let single = house.says(&[&["generate", "run", "a dog"], &greedy[..]].concat());
+    assert_eq!(single, format!("{text}\n"));
+    let echo = house.says(&[&["generate", "run", "a dog", "--echo"], &greedy[..]].concat());
+    assert_eq!(echo, format!("a dog{text}\n"));
+    let of =
+        |more: &[&str]| house.says(&[&["generate", "run", "--prompts", "two.txt"], more, &greedy[..]].concat());
+    assert!(of(&[]).ends_with(&format!("\n\n{text}\n\n")), "{:?}", of(&[]));
+    assert!(of(&["--echo"]).ends_with(&format!("\n\na dog{text}\n\n")), "{:?}", of(&["--echo"]));
+    let piped = house.run(&[&["generate", "run", "--prompts", "-"], &greedy[..]].concat(), "a dog\n");
+    assert_eq!(String::from_utf8(piped.stdout).unwrap(), format!("{text}\n\n"));
+    let stopped = house.json(&["generate", "run", "the lazy", "--temperature", "0", "--stop", "\\n"]);
+    assert_eq!(
+        (&stopped["texts"][0]["text"], &stopped["texts"][0]["ended_by"]),
+        (&" dog.".into(), &"stop".into())
+    );
+    house.refuses(&["generate", "run", "x", "--stop", "\\q"], "stands for nothing");
+}
+
+/// The same vocabulary size, and other tokens: refused in a run, and in a copy of its model.
+#[test]
+fn a_tokenizer_of_the_same_size_is_refused() {
+    let house = house();
+    house.says(&["tokenizer", "train", "house.txt", "--size", "300", "--output", "same.json"]);
+    house.refuses(&["generate", "run", "x", "--tokenizer", "same.json"], "was trained with");
+    house.refuses(
+        &["eval", "run", "--text", "part.txt", "--tokenizer", "same.json"],
+        "same.json: the tokenizer has the",
+    );
+    house.says(&["export", "run", "--hf", "exported"]);
+    assert!(house.says(&["generate", "exported", "the", "-n", "1"]).len() > 1);
+    fs::copy(house.path("same.json"), house.path("exported/tokenizer.json")).unwrap();
+    house.refuses(&["generate", "exported", "x"], "its tokens mean other text");
+}
+
+/// Sums are text: the default task's model is spoken to in its own characters.
+#[test]
+fn a_model_of_sums_is_spoken_to() {
+    let house = house();
+    let sets =
+        ["model.hidden_size=16", "model.num_heads=2", "model.num_hidden_layers=1", "model.intermediate_size=16"];
+    let more = ["task.max_width=2", "task.beyond=2", "task.eval_samples=4", "train.batch=4", "train.steps=3"];
+    let mut args = vec!["train", "--run", "sums"];
+    sets.iter().chain(&more).for_each(|set| args.extend(["--set", set]));
+    house.says(&args);
+    let said = house.json(&["generate", "sums", "21+43=", "-n", "3", "--temperature", "0"]);
+    assert_eq!((&said["tokens_read"], &said["context"]), (&6.into(), &10.into()), "and the beginning: {said}");
+    let text = said["texts"][0]["text"].as_str().unwrap();
+    assert!(text.len() <= 3 && text.chars().all(|c| "0123456789+=".contains(c)), "{text:?}");
+    house.refuses(&["generate", "sums", "21 + 43 ="], "the character ' ', which the tokenizer does not know");
+    house.refuses(&["eval", "sums", "--text", "part.txt"], "the character 't'");
+    house.says(&["export", "sums", "--hf", "sums-hf"]);
+    house.says(&["generate", "sums-hf", "1+2=", "-n", "2"]);
+}
+
 #[cfg(unix)]
 #[test]
 fn an_interrupt_is_no_failure_and_no_success() {
@@ -259,10 +324,14 @@ fn an_interrupt_is_no_failure_and_no_success() {
         &["generate", "run", "the", "-n", "100000000", "--temperature", "0"][..],
         &["generate", "run", "--file", "long.txt"],
         &["eval", "run", "--text", "long.txt", "--window", "8"],
-    ] {
+    ]
+    .into_iter()
+    .flat_map(|args| [(args, "-INT", 130), (args, "-TERM", 143)])
+    {
+        let (args, signal, code) = args;
         let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
         command.args(args).current_dir(house.folder.path()).env("FALCON_CACHE", house.path("cache"));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().unwrap();
         // A handler is there as soon as the system says that the signal is caught.
         let status = format!("/proc/{}/status", process.id());
@@ -275,11 +344,15 @@ fn an_interrupt_is_no_failure_and_no_success() {
             assert!(process.try_wait().unwrap().is_none(), "{args:?}: it ended by itself");
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
-        assert!(Command::new("kill").arg("-INT").arg(process.id().to_string()).status().unwrap().success());
+        assert!(Command::new("kill").arg(signal).arg(process.id().to_string()).status().unwrap().success());
         let ran = process.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&ran.stderr);
-        assert_eq!(ran.status.code(), Some(130), "{args:?}: {said}");
+        assert_eq!(ran.status.code(), Some(code), "{args:?} after {signal}: {said}");
         assert!(said.contains("once more to stop at once"), "{args:?}: {said}");
+        if args[0] == "eval" {
+            assert!(said.contains("stopped before anything was measured"), "{said}");
+            assert!(ran.stdout.is_empty(), "no table of nothing: {}", String::from_utf8_lossy(&ran.stdout));
+        }
     }
 }
 

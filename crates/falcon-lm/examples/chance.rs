@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for benchmark in BENCHMARKS.iter().filter(|benchmark| benchmark.name != "lambada_openai") {
         let path = folder.join(format!("{}.jsonl", benchmark.name));
         let questions = Questions::read(benchmark, &path, usize::MAX, 0)?;
-        let requests = questions.requests(&tokenizer, 0);
+        let requests = questions.requests(&tokenizer, 0, &mut |_| true)?.unwrap_or_default();
         let grade = |score: &mut dyn FnMut(&Request) -> f64| {
             let answer = |request: &Request| Likelihood { log: score(request), greedy: false };
             benchmark.grade(&questions.asked, &requests.iter().map(answer).collect::<Vec<_>>(), 0)

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Tensor;
-use falcon_nn::{FileError, Model, ModelState, Sequences, read_arrays, write_arrays};
+use falcon_nn::{FileError, Metadata, Model, ModelState, Sequences, read_sealed, write_sealed};
 use rand::RngExt;
 use thiserror::Error;
 
-use crate::evaluate::ids;
+use crate::evaluate::{ids, tokens_per_call};
 use crate::tasks::rng;
 
 /// How the next token is chosen.
@@ -107,12 +107,14 @@ pub struct Stream {
     seen: Vec<bool>,
 }
 
-/// Tokens that are read in one call.
+/// Tokens that are read in one call, at most.
 const TOKENS: usize = 4096;
-/// What a file has beside the state of the model.
-const LAST: &str = "stream.last";
-const SEEN: &str = "stream.seen";
-const WEIGHTS: &str = "stream.weights";
+/// What the metadata of a file has beside the state of the model: the fingerprint of the model's weights, the last
+/// token if there is one, and a bit for every token of the vocabulary, set if it was read or generated, in
+/// hexadecimal.
+const MODEL: &str = "model";
+const LAST: &str = "last_token";
+const SEEN: &str = "seen_tokens";
 
 impl Stream {
     /// Of which nothing is read.
@@ -138,7 +140,7 @@ impl Stream {
     /// Goes on with these tokens. `progress` is told how many are read, and may say to stop by false; what was read stays read.
     pub fn read(&mut self, model: &Model, tokens: &[u32], progress: &mut dyn FnMut(usize) -> bool) -> bool {
         let mut done = 0;
-        for piece in tokens.chunks(TOKENS) {
+        for piece in tokens.chunks(TOKENS.min(tokens_per_call(model))) {
             piece.iter().for_each(|token| self.seen[*token as usize] = true);
             let (last, before) = piece.split_last().expect("pieces are not empty");
             let read: Vec<u32> = self.last.replace(*last).into_iter().chain(before.iter().copied()).collect();
@@ -153,41 +155,52 @@ impl Stream {
         true
     }
 
-    /// Keeps it in a file, to go on another day. `weights` says of which model it is.
+    /// Keeps it in a file, to be continued another day. `weights` is the fingerprint of the model's weights.
     pub fn save(&self, model: &Model, weights: &str, path: &Path) -> Result<(), FileError> {
-        let mut arrays = model.state_arrays(&self.state);
-        let mut add = |name: &str, numbers: Vec<f32>| arrays.insert(name.into(), (vec![numbers.len()], numbers));
-        add(LAST, self.last.map_or(vec![-1.0], |token| vec![token as f32]));
-        add(SEEN, self.seen.iter().map(|seen| f32::from(u8::from(*seen))).collect());
-        add(WEIGHTS, weights.bytes().map(f32::from).collect());
-        write_arrays(path, &arrays)
+        let mut texts = Metadata::from([(MODEL.into(), weights.into()), (SEEN.into(), to_hex(&self.seen))]);
+        if let Some(token) = self.last {
+            texts.insert(LAST.into(), token.to_string());
+        }
+        write_sealed(path, &model.state_arrays(&self.state), &texts)
     }
 
     /// What [`Stream::save`] wrote, of the same model.
     pub fn load(model: &Model, weights: &str, path: &Path) -> Result<Self, StreamError> {
-        let mut arrays = read_arrays(path)?;
+        let (arrays, mut texts) = read_sealed(path)?;
+        let bad = |what: &str| StreamError::NoStream { path: path.into(), what: what.into() };
+        let of = texts.remove(MODEL).ok_or_else(|| bad("it does not say of which model it is"))?;
+        if of != weights {
+            return Err(StreamError::Other { path: path.into(), of, weights: weights.into() });
+        }
         let vocabulary = model.config().vocab_size;
-        let mut take = |name: &str| arrays.remove(name).map(|(_, numbers)| numbers);
-        let (Some(last), Some(seen), Some(of)) = (take(LAST), take(SEEN), take(WEIGHTS)) else {
-            return Err(StreamError::NoStream { path: path.into() });
+        let last = match texts.remove(LAST) {
+            None => None,
+            Some(text) => match text.parse::<u32>() {
+                Ok(token) if (token as usize) < vocabulary => Some(token),
+                _ => return Err(bad(&format!("its last token is {text:?}, of {vocabulary} that there are"))),
+            },
         };
-        if of != weights.bytes().map(f32::from).collect::<Vec<_>>() {
-            return Err(StreamError::Other { path: path.into() });
-        }
-        let last = match last[..] {
-            [-1.0] => None,
-            [token] if token >= 0.0 && token.fract() == 0.0 && (token as usize) < vocabulary => Some(token as u32),
-            _ => return Err(StreamError::NoStream { path: path.into() }),
-        };
-        if seen.len() != vocabulary {
-            return Err(StreamError::NoStream { path: path.into() });
-        }
+        let seen = texts.remove(SEEN).and_then(|text| from_hex(&text, vocabulary));
+        let seen = seen.ok_or_else(|| bad("it does not say which tokens of the vocabulary were read"))?;
         let state = model.restore_state(arrays, path)?;
         if state.positions().len() != 1 {
-            return Err(StreamError::NoStream { path: path.into() });
+            return Err(bad(&format!("it has {} sequences, where 1 is expected", state.positions().len())));
         }
-        Ok(Self { state, last, seen: seen.iter().map(|seen| *seen > 0.0).collect() })
+        Ok(Self { state, last, seen })
     }
+}
+
+/// Bits as hexadecimal digits, four to a digit.
+fn to_hex(bits: &[bool]) -> String {
+    let digit = |bits: &[bool]| bits.iter().enumerate().map(|(place, bit)| u32::from(*bit) << place).sum();
+    bits.chunks(4).filter_map(|bits| char::from_digit(digit(bits), 16)).collect()
+}
+
+/// Undoes [`to_hex`] of `count` bits.
+fn from_hex(text: &str, count: usize) -> Option<Vec<bool>> {
+    let digits: Vec<u32> = text.chars().map(|digit| digit.to_digit(16)).collect::<Option<_>>()?;
+    let bits = || digits.iter().flat_map(|digit| (0..4).map(move |place| digit >> place & 1 == 1));
+    (digits.len() == count.div_ceil(4) && bits().skip(count).all(|bit| !bit)).then(|| bits().take(count).collect())
 }
 
 /// Why a sequence cannot be gone on with.
@@ -197,16 +210,24 @@ pub enum StreamError {
     #[error(transparent)]
     File(#[from] FileError),
     /// The file holds something else.
-    #[error("{path}: not a saved sequence, or a damaged one; `falcon generate --state-out` makes them")]
+    #[error("{path}: not the state of a text: {what}; `falcon generate --state-out` writes such files")]
     NoStream {
         /// The file.
         path: PathBuf,
+        /// What is wrong with it.
+        what: String,
     },
     /// It is of a model with other weights.
-    #[error("{path}: the memory of a model with other weights, which this one cannot read")]
+    #[error(
+        "{path}: the state of a model whose weights have the fingerprint {of}, and this model's have {weights}: open that model, or read the text again with this one"
+    )]
     Other {
         /// The file.
         path: PathBuf,
+        /// The fingerprint in the file.
+        of: String,
+        /// That of the model.
+        weights: String,
     },
 }
 
@@ -348,11 +369,22 @@ mod tests {
             let (second, _) = go_on(&model, vec![restored], &sampling, &[15]);
             assert_eq!([first[0].clone(), second[0].clone()].concat(), whole[0], "{preset}");
             let other = Stream::load(&model, "abd", &path).unwrap_err().to_string();
-            assert!(other.contains("other weights"), "{other}");
+            assert!(other.contains("fingerprint abc, and this model's have abd"), "{other}");
         }
         model("retnet").save_state(&model("retnet").state(1), &path).unwrap();
         let said = Stream::load(&model("retnet"), "abc", &path).unwrap_err().to_string();
-        assert!(said.contains("not a saved sequence"), "{said}");
+        assert!(said.contains("does not say of which model it is"), "{said}");
+    }
+
+    #[test]
+    fn bits_are_written_as_hexadecimal_digits() {
+        let bits = [true, false, false, true, false, true];
+        assert_eq!(to_hex(&bits), "92");
+        assert_eq!(from_hex("92", 6).as_deref(), Some(&bits[..]));
+        assert_eq!(
+            [from_hex("92", 9), from_hex("9x", 6), from_hex("9f", 6), from_hex("", 6)],
+            [None, None, None, None]
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::config::RUN_FILE;
 use crate::data::{TOKENIZER_FILE, Tokenizer, TokenizerError};
-use crate::train::{CheckpointError, FolderError, best_checkpoint, verify_model};
+use crate::train::{CheckpointError, FolderError, best_checkpoint, trained_tokenizer, verify_model};
 
 /// A model and its tokenizer.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub enum TrainedError {
     Weights(#[from] Box<CheckpointError>),
     /// It has no tokenizer.
     #[error(
-        "{path}: no {TOKENIZER_FILE} beside the model or above it: either it did not learn text, or name one with --tokenizer"
+        "{path}: no {TOKENIZER_FILE} beside the model or above it: name one with --tokenizer; a run of `falcon train` writes it when it begins or goes on"
     )]
     NoTokenizer {
         /// The model.
@@ -70,6 +70,28 @@ pub enum TrainedError {
         what: String,
         /// What came of it.
         got: f64,
+    },
+    /// A text that the tokenizer cannot encode.
+    #[error("{what}: {error}")]
+    Text {
+        /// What text.
+        what: String,
+        /// What is wrong with it.
+        error: TokenizerError,
+    },
+    /// A tokenizer of the same size, but not the one that the model was trained with.
+    #[error(
+        "{name}: the tokenizer has the fingerprint {tokenizer}, and the model in {path} was trained with {model}: its tokens mean other text; name the model's own with --tokenizer"
+    )]
+    OtherTokenizer {
+        /// The model.
+        path: PathBuf,
+        /// The tokenizer: a file, or what it was called.
+        name: PathBuf,
+        /// Fingerprint of the tokenizer.
+        tokenizer: String,
+        /// Fingerprint of the one that the model was trained with.
+        model: String,
     },
     /// Another model's.
     #[error(
@@ -121,6 +143,10 @@ impl Trained {
             let (tokenizer, model) = (tokenizer.size(), model.config().vocab_size);
             return Err(TrainedError::Mismatch { path: folder, name, tokenizer, model });
         }
+        let fingerprint = tokenizer.fingerprint();
+        if let Some(model) = trained_tokenizer(&folder).map_err(Box::new)?.filter(|known| *known != fingerprint) {
+            return Err(TrainedError::OtherTokenizer { path: folder, name, tokenizer: fingerprint, model });
+        }
         weights.truncate(16);
         Ok(Self { model, tokenizer, folder, weights })
     }
@@ -149,6 +175,17 @@ mod tests {
         let mut weights = crate::train::sum(&folder.join(WEIGHTS_FILE)).unwrap();
         weights.truncate(16);
         assert_eq!(trained.weights, weights);
+        // One of the same size, but not the one that the model was trained with.
+        model.save_for(&folder, Some("0123456789abcdef")).unwrap();
+        let said = open(None).unwrap_err().to_string();
+        let fingerprint = Tokenizer::bytes().fingerprint();
+        assert!(said.contains(&fingerprint) && said.contains("trained with 0123456789abcdef"), "{said}");
+        fs::write(folder.join(CONFIG_FILE), model.config().to_json()).unwrap();
+        fs::write(folder.join("progress.json"), r#"{"task": {"tokenizer": "fedcba9876543210"}}"#).unwrap();
+        let said = open(None).unwrap_err().to_string();
+        assert!(said.contains("trained with fedcba9876543210"), "{said}");
+        model.save_for(&folder, Some(&fingerprint)).unwrap();
+        assert!(open(None).is_ok());
         let other = root.path().join("other.json");
         Tokenizer::learn(260, ["one two ".repeat(9)].into_iter()).unwrap().save(&other).unwrap();
         let said = open(other.to_str()).unwrap_err().to_string();

@@ -255,6 +255,14 @@ pub enum ConfigError {
     /// The options make no rule.
     #[error("no such rule: {0}")]
     Rule(#[from] RuleError),
+    /// A model of another kind.
+    #[error(
+        "model_type is {got:?}, a model of another architecture; only {MODEL_TYPE:?} can be opened, which `falcon train` and `falcon export` write"
+    )]
+    Architecture {
+        /// What the file says it is.
+        got: String,
+    },
     /// Not JSON, or not of this shape.
     #[error("not a configuration: {0}")]
     Json(String),
@@ -462,7 +470,7 @@ pub(crate) fn between(name: &'static str, value: usize, least: usize, most: usiz
 }
 
 /// Keys of `config.json` that other programs write, and that say nothing about what the model computes.
-const FOREIGN: [&str; 19] = [
+const FOREIGN: [&str; 20] = [
     "_name_or_path",
     "architectures",
     "auto_map",
@@ -479,10 +487,14 @@ const FOREIGN: [&str; 19] = [
     "pad_token_id",
     "problem_type",
     "return_dict",
+    TOKENIZER_KEY,
     "torch_dtype",
     "transformers_version",
     "use_cache",
 ];
+
+/// The key of `config.json` that has the fingerprint of the tokenizer that a model was trained with.
+pub(crate) const TOKENIZER_KEY: &str = "tokenizer_fingerprint";
 
 /// What Hugging Face's transformers know the models by; the Python package `falcon_fwa` registers it.
 const MODEL_TYPE: &str = "falcon_fwa";
@@ -494,6 +506,8 @@ const ARCHITECTURE: &str = "FalconFwaForCausalLM";
 struct ConfigFile<'a> {
     model_type: &'static str,
     architectures: [&'static str; 1],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokenizer_fingerprint: Option<&'a str>,
     #[serde(flatten)]
     config: &'a ModelConfig,
 }
@@ -521,13 +535,26 @@ impl ModelConfig {
 
     /// As `config.json` has it.
     pub fn to_json(&self) -> String {
-        let file = ConfigFile { model_type: MODEL_TYPE, architectures: [ARCHITECTURE], config: self };
+        self.to_json_for(None)
+    }
+
+    /// The same of a model whose tokenizer has this fingerprint, if it is known.
+    pub fn to_json_for(&self, tokenizer: Option<&str>) -> String {
+        let file = ConfigFile {
+            model_type: MODEL_TYPE,
+            architectures: [ARCHITECTURE],
+            tokenizer_fingerprint: tokenizer,
+            config: self,
+        };
         serde_json::to_string_pretty(&file).expect("a configuration is plain data")
     }
 
     /// Reads `config.json`. Unknown keys are refused, but for those that other programs add: a misspelt one would go unnoticed.
     pub fn from_json(json: &str) -> Result<Self, ConfigError> {
         let value: serde_json::Value = serde_json::from_str(json).map_err(|e| ConfigError::Json(e.to_string()))?;
+        if let Some(got) = value.get("model_type").and_then(|got| got.as_str()).filter(|got| *got != MODEL_TYPE) {
+            return Err(ConfigError::Architecture { got: got.into() });
+        }
         let config: Self = serde_json::from_value(value.clone()).map_err(|e| ConfigError::Json(e.to_string()))?;
         let known = serde_json::to_value(&config).expect("a configuration is plain data");
         if let (Some(got), Some(known)) = (value.as_object(), known.as_object())

@@ -1,132 +1,52 @@
-//! Models on disk: `config.json` and `model.safetensors`, as the field exchanges them.
+//! Models on disk: `config.json` and `model.safetensors`, as the field exchanges them; and their states.
+
+mod arrays;
+mod error;
+mod shards;
+mod states;
 
 use std::collections::BTreeMap;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use burn::tensor::Device;
-use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, TensorView};
-use thiserror::Error;
+use safetensors::tensor::TensorView;
 
-use crate::config::{ConfigError, ModelConfig, nearest};
+pub use self::arrays::{
+    ASIDE, Metadata, NamedArrays, aside_file, read_arrays, read_file, write_arrays, write_file,
+};
+pub use self::error::FileError;
+pub use self::shards::{INDEX_FILE, weight_files};
+use self::shards::{Shard, shards};
+pub use self::states::{read_sealed, write_sealed};
+use crate::config::{ModelConfig, TOKENIZER_KEY, nearest};
 use crate::init::Init;
-use crate::mixer::Arrays;
-use crate::model::{Model, ModelState};
-
-/// What can be wrong with a file.
-#[derive(Debug, Error)]
-pub enum FileError {
-    /// The system refused.
-    #[error("{path}: {error}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: std::io::Error,
-    },
-    /// `config.json` is not one.
-    #[error("{path}: {error}")]
-    Config {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        error: ConfigError,
-    },
-    /// Cut off within a tensor, or before it.
-    #[error("{path}: cut off: tensor {name:?} ends at byte {end}, the file at {length}")]
-    Truncated {
-        /// The file.
-        path: PathBuf,
-        /// The first tensor that is not whole.
-        name: String,
-        /// Where it should end.
-        end: usize,
-        /// Where the file ends.
-        length: usize,
-    },
-    /// No safetensors file.
-    #[error("{path}: not a safetensors file: {error}")]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        error: SafeTensorError,
-    },
-    /// A tensor is not there.
-    #[error("{path}: no tensor {name:?}, of shape {shape:?}; {hint}")]
-    Missing {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// The shape it should have.
-        shape: Vec<usize>,
-        /// A similar name that is there.
-        hint: String,
-    },
-    /// A tensor is there that the configuration has no place for.
-    #[error("{path}: tensor {name:?} belongs to no part of the model that its configuration describes; {hint}")]
-    Unexpected {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// A similar name that was expected.
-        hint: String,
-    },
-    /// A tensor has another shape than the configuration says.
-    #[error("{path}: tensor {name:?} has shape {got:?}, its configuration says {expected:?}")]
-    Shape {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// Its shape.
-        got: Vec<usize>,
-        /// The shape it should have.
-        expected: Vec<usize>,
-    },
-    /// Far fewer numbers than the configuration describes.
-    #[error("{path}: {got} numbers, its configuration describes a model of {expected}")]
-    Count {
-        /// The file.
-        path: PathBuf,
-        /// How many there are.
-        got: usize,
-        /// How many there should be.
-        expected: usize,
-    },
-    /// A saved state with counts that cannot be.
-    #[error("{path}: not a state: {name:?} holds {got}")]
-    Number {
-        /// The file.
-        path: PathBuf,
-        /// The array.
-        name: String,
-        /// What is in it.
-        got: String,
-    },
-    /// A tensor has another type.
-    #[error("{path}: tensor {name:?} is {got:?}, only F32 can be read")]
-    Type {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// Its type.
-        got: Dtype,
-    },
-}
+use crate::model::Model;
+use crate::names::Parameter;
 
 /// Name of the configuration in a model's folder.
 pub const CONFIG_FILE: &str = "config.json";
 /// Name of the weights in a model's folder.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
 
+/// No configuration is larger.
+const LARGEST_CONFIG: u64 = 1 << 24;
+/// No header of a safetensors file is larger; the library has the same limit.
+const LARGEST_HEADER: u64 = 100_000_000;
+/// The output matrix, which a file may have although it is the embedding.
+const OUTPUT: &str = "lm_head.weight";
+/// The embedding.
+const EMBEDDING: &str = "model.embeddings.weight";
+
 impl Model {
     /// Writes `config.json` and `model.safetensors` to `folder`, which is made if need be. Each file is written aside and then put in
     /// its place, so that a kill leaves the old one or the new one.
     pub fn save(&self, folder: &Path) -> Result<(), FileError> {
+        self.save_for(folder, None)
+    }
+
+    /// The same of a model whose tokenizer has this fingerprint, which `config.json` keeps: with another tokenizer
+    /// the model would read and write nonsense.
+    pub fn save_for(&self, folder: &Path, tokenizer: Option<&str>) -> Result<(), FileError> {
         std::fs::create_dir_all(folder).map_err(|error| FileError::Io { path: folder.into(), error })?;
         let mut arrays = BTreeMap::new();
         self.visit_parameters(|name, _, values| {
@@ -134,189 +54,135 @@ impl Model {
         });
         write_arrays(&folder.join(WEIGHTS_FILE), &arrays)?;
         let path = folder.join(CONFIG_FILE);
-        write_file(&path, self.config().to_json().as_bytes()).map_err(|error| FileError::Io { path, error })
+        let json = self.config().to_json_for(tokenizer);
+        write_file(&path, json.as_bytes()).map_err(|error| FileError::Io { path, error })
     }
 
-    /// Reads what [`Model::save`] wrote. Every name and shape is checked.
+    /// Reads what [`Model::save`] wrote, or the same model as others write it: with weights of 16 bits, which are
+    /// converted, in several files that an index lists, and with copies of what follows from the rest. Every name,
+    /// shape and number is checked.
     pub fn load(folder: &Path, device: &Device) -> Result<Self, FileError> {
         let path = folder.join(CONFIG_FILE);
-        let json = std::fs::read_to_string(&path).map_err(|error| FileError::Io { path: path.clone(), error })?;
-        let config =
-            ModelConfig::from_json(&json).map_err(|error| FileError::Config { path: path.clone(), error })?;
-        let weights = folder.join(WEIGHTS_FILE);
-        let bytes = std::fs::read(&weights).map_err(|error| FileError::Io { path: weights.clone(), error })?;
+        let config = ModelConfig::from_json(&config_text(folder)?)
+            .map_err(|error| FileError::Config { path: path.clone(), error })?;
+        let shards = shards(folder)?;
         // A configuration of another model could ask for any amount of memory.
-        let (got, expected) = (bytes.len() / size_of::<f32>(), config.parameter_count());
-        if expected / 2 > got + (1 << 20) {
+        let mut bytes = 0;
+        for Shard { path, .. } in &shards {
+            let about = std::fs::metadata(path).map_err(|error| FileError::Io { path: path.clone(), error })?;
+            bytes += about.len();
+        }
+        let weights = if shards.len() == 1 { shards[0].path.clone() } else { folder.join(INDEX_FILE) };
+        let (got, expected) = (usize::try_from(bytes / 2).unwrap_or(usize::MAX), config.parameter_count());
+        if expected > got.saturating_add(1 << 20) {
             return Err(FileError::Count { path: weights, got, expected });
         }
         let model = Self::with_init(&config, &mut Init::new(0, device).blank())
             .map_err(|error| FileError::Config { path, error })?;
-        model.with_weights(&bytes, &weights)
+        let mut loading = Loading::new(&model);
+        shards.iter().try_for_each(|shard| loading.read(shard))?;
+        let mut found = loading.finish(&weights)?;
+        Ok(model.with_parameters(|name, _| found.remove(name).expect("every parameter was found")))
+    }
+}
+
+/// The fingerprint of the tokenizer of the model in `folder`, if its configuration has it.
+pub fn tokenizer_fingerprint(folder: &Path) -> Result<Option<String>, FileError> {
+    // What is wrong with a configuration is said where it is used.
+    let json: serde_json::Value = serde_json::from_str(&config_text(folder)?).unwrap_or_default();
+    Ok(json[TOKENIZER_KEY].as_str().map(String::from))
+}
+
+fn config_text(folder: &Path) -> Result<String, FileError> {
+    let path = folder.join(CONFIG_FILE);
+    String::from_utf8(read_file(&path, LARGEST_CONFIG)?)
+        .map_err(|error| FileError::Io { path, error: std::io::Error::other(error.utf8_error()) })
+}
+
+/// The weights of a model on their way from files.
+struct Loading<'m> {
+    config: &'m ModelConfig,
+    parameters: Vec<Parameter>,
+    found: BTreeMap<String, Vec<f32>>,
+    /// Tensors that are no parameters, with the file of each.
+    unexpected: Vec<(String, std::path::PathBuf)>,
+    /// A copy of the embedding under the name of the output matrix, and its file.
+    copy: Option<(Vec<f32>, std::path::PathBuf)>,
+}
+
+impl<'m> Loading<'m> {
+    fn new(model: &'m Model) -> Self {
+        let (found, unexpected) = (BTreeMap::new(), Vec::new());
+        Self { config: model.config(), parameters: model.parameters(), found, unexpected, copy: None }
     }
 
-    /// This model with the weights of a safetensors file. `path` is for messages.
-    fn with_weights(self, bytes: &[u8], path: &Path) -> Result<Self, FileError> {
-        let path = path.to_path_buf();
-        let file = open(bytes, &path)?;
-        let parameters = self.parameters();
-        let expected: Vec<&str> = parameters.iter().map(|parameter| parameter.name.as_str()).collect();
-        for parameter in &parameters {
-            let name = parameter.name.clone();
-            let Ok(tensor) = file.tensor(&name) else {
-                let others = file.names().into_iter().filter(|other| !expected.contains(other));
-                let hint = nearest(&name, others);
-                return Err(FileError::Missing { path, name, shape: parameter.shape.clone(), hint });
-            };
+    fn read(&mut self, shard: &Shard) -> Result<(), FileError> {
+        let Shard { path, tensors: listed } = shard;
+        // Four bytes for each number, and as much again for what may be there beside them.
+        let most = 8 * self.config.parameter_count() as u64 + LARGEST_HEADER;
+        let bytes = read_file(path, most)?;
+        let file = arrays::open(&bytes, path)?;
+        let tensors = file.tensors();
+        if let Some(listed) = listed {
+            let wrong = |what: String| FileError::Index { path: path.with_file_name(INDEX_FILE), what };
+            let file = path.file_name().unwrap_or_default().to_string_lossy();
+            if let Some(name) = listed.iter().find(|name| !tensors.iter().any(|(there, _)| there == *name)) {
+                return Err(wrong(format!("tensor {name:?} should be in {file:?}, which does not have it")));
+            }
+            if let Some((name, _)) = tensors.iter().find(|(name, _)| !listed.contains(name)) {
+                return Err(wrong(format!("tensor {name:?} of {file:?} is not listed for that file")));
+            }
+        }
+        tensors.into_iter().try_for_each(|(name, tensor)| self.add(name, &tensor, path))
+    }
+
+    fn add(&mut self, name: String, tensor: &TensorView<'_>, path: &Path) -> Result<(), FileError> {
+        let config = self.config;
+        if let Some(parameter) = self.parameters.iter().find(|parameter| parameter.name == name) {
             if tensor.shape() != parameter.shape {
                 let (got, expected) = (tensor.shape().to_vec(), parameter.shape.clone());
-                return Err(FileError::Shape { path, name, got, expected });
+                return Err(FileError::Shape { path: path.into(), name, got, expected });
             }
-            if tensor.dtype() != Dtype::F32 {
-                return Err(FileError::Type { path, name, got: tensor.dtype() });
+            let numbers = arrays::numbers(&name, tensor, path)?;
+            self.found.insert(name, numbers);
+        } else if name == OUTPUT && config.tie_word_embeddings {
+            self.copy = Some((arrays::numbers(&name, tensor, path)?, path.into()));
+        } else if name.ends_with("rotary_emb.inv_freq")
+            && let Some(theta) = config.mixer.rope_theta
+        {
+            let numbers = arrays::numbers(&name, tensor, path)?;
+            let dim = config.mixer.head_dim;
+            let frequency = |pair: usize| theta.powf(-2.0 * pair as f64 / dim as f64);
+            // Within the rounding of 16 bits.
+            let near = |(pair, got): (usize, &f32)| (f64::from(*got) / frequency(pair) - 1.0).abs() < 0.01;
+            if numbers.len() != dim / 2 || !numbers.iter().enumerate().all(near) {
+                let what = "it must be rope_theta^(-2i / head_dim) for every pair i of a head";
+                return Err(FileError::Inconsistent { path: path.into(), name, what });
             }
+        } else {
+            self.unexpected.push((name, path.into()));
         }
-        if let Some(name) = file.names().into_iter().find(|name| !expected.contains(name)) {
-            return Err(FileError::Unexpected { path, name: name.into(), hint: nearest(name, expected) });
-        }
-        Ok(self.with_parameters(|name, _| floats(file.tensor(name).expect("checked above").data())))
-    }
-}
-
-/// The positions in a saved state, a number for each sequence.
-const POSITIONS: &str = "positions";
-
-impl Model {
-    /// Writes a state to a file, to be gone on from another day.
-    pub fn save_state(&self, state: &ModelState, path: &Path) -> Result<(), FileError> {
-        write_arrays(path, &self.state_arrays(state))
+        Ok(())
     }
 
-    /// A state as arrays, for a file that holds more than that.
-    pub fn state_arrays(&self, state: &ModelState) -> NamedArrays {
-        self.check_depth(state);
-        let mut arrays = BTreeMap::new();
-        for (index, (layer, state)) in self.layers().iter().zip(&state.layers).enumerate() {
-            for (name, array) in layer.mixer().owner().arrays(state) {
-                arrays.insert(format!("layers.{index}.{name}"), array);
+    /// The numbers of every parameter. `weights` is the file that is named where one is missing.
+    fn finish(self, weights: &Path) -> Result<BTreeMap<String, Vec<f32>>, FileError> {
+        let Self { parameters, found, unexpected, copy, .. } = self;
+        if let Some(Parameter { name, shape }) = parameters.iter().find(|one| !found.contains_key(&one.name)) {
+            let hint = nearest(name, unexpected.iter().map(|(name, _)| name.as_str()));
+            let (path, name, shape) = (weights.into(), name.clone(), shape.clone());
+            return Err(FileError::Missing { path, name, shape, hint });
+        }
+        if let Some((name, path)) = unexpected.into_iter().next() {
+            let hint = nearest(&name, parameters.iter().map(|parameter| parameter.name.as_str()));
+            return Err(FileError::Unexpected { path, name, hint });
+        }
+        match copy {
+            Some((numbers, path)) if found.get(EMBEDDING) != Some(&numbers) => {
+                let what = "it must equal model.embeddings.weight, because config.json says tie_word_embeddings";
+                Err(FileError::Inconsistent { path, name: OUTPUT.into(), what })
             }
-        }
-        // In two halves, so that every position is exact.
-        let halves = state.positions().iter().flat_map(|t| [(t >> 24) as f32, (t & 0xff_ffff) as f32]).collect();
-        arrays.insert(POSITIONS.into(), (vec![state.positions().len(), 2], halves));
-        arrays
-    }
-
-    /// Reads what [`Model::save_state`] wrote, with either engine. A state of another model is refused.
-    pub fn load_state(&self, path: &Path) -> Result<ModelState, FileError> {
-        self.restore_state(read_arrays(path)?, path)
-    }
-
-    /// Undoes [`Model::state_arrays`]; errors name `path`, where they came from.
-    pub fn restore_state(&self, arrays: NamedArrays, path: &Path) -> Result<ModelState, FileError> {
-        let mut arrays = Arrays { of: arrays, path: path.into(), prefix: String::new() };
-        let sequences = match arrays.shape(POSITIONS) {
-            Some(shape) => shape.first().copied().unwrap_or(0),
-            None => {
-                return Err(arrays.refuse(POSITIONS, "nothing: is it the state of a model?".into()));
-            }
-        };
-        let halves = arrays.counts(POSITIONS, &[sequences, 2])?;
-        let (halves, _) = halves.as_chunks::<2>();
-        let positions: Vec<usize> = halves.iter().map(|[high, low]| (high << 24) + low).collect();
-        let mut layers = Vec::new();
-        for (index, layer) in self.layers().iter().enumerate() {
-            arrays.prefix = format!("layers.{index}.");
-            layers.push(layer.mixer().owner().restore(&positions, &mut arrays)?);
-        }
-        match arrays.of.into_keys().next() {
-            Some(name) => {
-                let (path, hint) = (path.into(), "is it the state of another model?".into());
-                Err(FileError::Unexpected { path, name, hint })
-            }
-            None => Ok(ModelState { layers }),
+            _ => Ok(found),
         }
     }
-}
-
-/// Arrays by name: the shape and the numbers, row-major.
-pub type NamedArrays = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
-
-/// Reads a safetensors file of F32 tensors.
-pub fn read_arrays(path: &Path) -> Result<NamedArrays, FileError> {
-    let bytes = std::fs::read(path).map_err(|error| FileError::Io { path: path.into(), error })?;
-    let mut arrays = BTreeMap::new();
-    for (name, tensor) in open(&bytes, path)?.tensors() {
-        if tensor.dtype() != Dtype::F32 {
-            return Err(FileError::Type { path: path.into(), name, got: tensor.dtype() });
-        }
-        arrays.insert(name, (tensor.shape().to_vec(), floats(tensor.data())));
-    }
-    Ok(arrays)
-}
-
-/// Writes a safetensors file by [`write_file`].
-pub fn write_arrays(path: &Path, arrays: &NamedArrays) -> Result<(), FileError> {
-    write_file(path, &serialise(arrays)).map_err(|error| FileError::Io { path: path.into(), error })
-}
-
-fn open<'b>(bytes: &'b [u8], path: &Path) -> Result<SafeTensors<'b>, FileError> {
-    SafeTensors::deserialize(bytes).map_err(|error| match cut_off(bytes) {
-        Some((end, name)) => FileError::Truncated { path: path.into(), name, end, length: bytes.len() },
-        None => FileError::Damaged { path: path.into(), error },
-    })
-}
-
-/// Where the first tensor ends that reaches beyond the end of a file whose header is whole, and its name.
-fn cut_off(bytes: &[u8]) -> Option<(usize, String)> {
-    let (length, rest) = bytes.split_first_chunk::<8>()?;
-    let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
-    let header: BTreeMap<String, serde_json::Value> = serde_json::from_slice(rest.get(..length)?).ok()?;
-    let data = 8 + length;
-    let ends = header.into_iter().filter_map(|(name, tensor)| {
-        let end = usize::try_from(tensor.get("data_offsets")?.get(1)?.as_u64()?).ok()?;
-        Some((data.checked_add(end)?, name))
-    });
-    ends.filter(|(end, _)| *end > bytes.len()).min()
-}
-
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    let (numbers, _) = bytes.as_chunks::<4>();
-    numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
-}
-
-fn serialise(arrays: &NamedArrays) -> Vec<u8> {
-    let bytes: Vec<(&String, &Vec<usize>, Vec<u8>)> = arrays
-        .iter()
-        .map(|(name, (shape, data))| (name, shape, data.iter().flat_map(|x| x.to_le_bytes()).collect()))
-        .collect();
-    let views = bytes.iter().map(|(name, shape, data)| {
-        (name.as_str(), TensorView::new(Dtype::F32, shape.to_vec(), data).expect("as many bytes as the shape has"))
-    });
-    // Without it, transformers refuse the file.
-    let about = std::collections::HashMap::from([("format".to_string(), "pt".to_string())]);
-    safetensors::serialize(views, Some(about)).expect("names and views are valid")
-}
-
-/// How names begin of what is not yet in its place.
-pub const ASIDE: &str = ".aside-";
-
-/// A file to be moved to its place, in the same folder, when it is whole.
-pub fn aside_file(folder: &Path) -> std::io::Result<tempfile::NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(ASIDE);
-    // As any new file, subject to the umask; temporary files are private otherwise.
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    builder.tempfile_in(folder)
-}
-
-/// Writes a file beside its place, to the disk, and moves it there: whatever happens, the old file or the new one is in its place.
-pub fn write_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = aside_file(folder)?;
-    file.write_all(bytes)?;
-    file.as_file().sync_all()?;
-    file.persist(path).map_err(|error| error.error)?;
-    Ok(())
 }

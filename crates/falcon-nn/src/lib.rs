@@ -64,7 +64,8 @@ pub use config::{
     OutputNorm, QkNorm, nearest,
 };
 pub use files::{
-    ASIDE, CONFIG_FILE, FileError, NamedArrays, WEIGHTS_FILE, aside_file, read_arrays, write_arrays, write_file,
+    ASIDE, CONFIG_FILE, FileError, INDEX_FILE, Metadata, NamedArrays, WEIGHTS_FILE, aside_file, read_arrays,
+    read_file, read_sealed, tokenizer_fingerprint, weight_files, write_arrays, write_file, write_sealed,
 };
 pub use init::Init;
 pub use mixer::{Mixer, MixerState};

@@ -65,7 +65,8 @@ pub fn run(args: &TrainArgs) -> Result<Outcome, TrainCommandError> {
         let _ = writeln!(io::stderr(), "{}", config.to_toml());
     }
     use_threads(args.threads.map(Into::into))?;
-    let mut show = Show::new(&config, stop_on_interrupt(SAVING));
+    // Before the first step there is nothing to save.
+    let mut show = Show::new(&config, stop_on_interrupt("stopping"));
     let changes = if named { Changes::Accept } else { Changes::Refuse };
     let opening = Opening { changes, initial: initial_model };
     let mut trainer = match Trainer::open_by(&config, &folder, &opening, &mut show) {
@@ -75,6 +76,7 @@ pub fn run(args: &TrainArgs) -> Result<Outcome, TrainCommandError> {
         }
         opened => opened?,
     };
+    stop_on_interrupt(SAVING);
     show.begin(&config, &trainer, &footprint);
     let outcome = trainer.run(&mut show)?;
     printed(show.end(&mut io::stdout().lock(), &trainer, outcome, args.json))?;

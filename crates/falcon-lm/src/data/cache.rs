@@ -26,7 +26,7 @@ use thiserror::Error;
 
 use super::detokenize::Detokenizer;
 use super::source::{FileStamp, Piece, Source, SourceError};
-use super::tokenizer::Tokenizer;
+use super::tokenizer::{Tokenizer, TokenizerError};
 
 const MAGIC: &[u8; 8] = b"FALCTOK1";
 /// Bytes of a checksum.
@@ -40,6 +40,9 @@ pub enum CacheError {
     /// The text cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// The tokenizer does not know its characters.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
     /// It was asked to stop.
     #[error("interrupted while text was made into tokens; it begins anew the next time")]
     Interrupted,
@@ -261,7 +264,8 @@ fn make(
     };
     let mut pieces: Vec<Piece> = Vec::new();
     let mut flush = |pieces: &mut Vec<Piece>| -> Result<(), CacheError> {
-        let encoded: Vec<Vec<u32>> = pieces.par_iter().map(|piece| tokenizer.encode(&piece.text)).collect();
+        let encoded = pieces.par_iter().map(|piece| tokenizer.try_encode(&piece.text));
+        let encoded: Vec<Vec<u32>> = encoded.collect::<Result<_, _>>()?;
         for (piece, tokens) in pieces.drain(..).zip(encoded) {
             writer.piece(&piece, &tokens, tokenizer.end()).map_err(io)?;
         }

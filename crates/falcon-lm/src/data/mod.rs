@@ -9,5 +9,6 @@ mod tokenizer;
 pub use self::cache::{CacheError, Tokens, Totals};
 pub(crate) use self::cache::{folder as cache_folder, hex, in_line};
 pub use self::detokenize::Detokenizer;
-pub use self::source::{FileStamp, Piece, Source, SourceError, digest, sample};
+pub use self::source::{FileStamp, Piece, Source, SourceError, digest, read_text, sample};
+pub(crate) use self::tokenizer::{BEGIN as BEGIN_TOKEN, END as END_TOKEN};
 pub use self::tokenizer::{TOKENIZER_FILE, TextStream, Tokenizer, TokenizerError};

@@ -179,6 +179,16 @@ impl Source {
     }
 }
 
+/// Hands one document from `reader` to `take`, piece by piece, so that no text is too long. `name` stands for it in
+/// messages.
+pub fn read_text<E: From<SourceError>>(
+    name: &Path,
+    reader: impl BufRead + 'static,
+    mut take: impl FnMut(Piece) -> Result<(), E>,
+) -> Result<(), E> {
+    pieces(name, Box::new(reader), &mut take)
+}
+
 /// What tells texts from others: their hash.
 pub fn digest(texts: &[String]) -> String {
     let mut hash = Sha256::new();

@@ -16,10 +16,13 @@ use super::hex;
 /// What a folder's tokenizer is called.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 /// What stands between documents, in tokenizers made here.
-const END: &str = "<|endoftext|>";
+pub(crate) const END: &str = "<|endoftext|>";
 /// What may stand between documents in those of others, likeliest first.
 const ENDS: [&str; 8] =
     [END, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|end|>", "[SEP]", "<|begin_of_text|>"];
+
+/// What begins a document in tokenizers of which another token ends it.
+pub(crate) const BEGIN: &str = "<|begin_of_sum|>";
 
 /// Characters that a vocabulary is unlikely to have, of every length in bytes.
 const STRANGE: &str = "\u{1}\u{ad}語🙂\u{10fffd}";
@@ -65,6 +68,16 @@ pub enum TokenizerError {
         /// What was asked for.
         got: usize,
     },
+    /// A text has a character that a closed vocabulary does not have.
+    #[error(
+        "the text has the character {got:?}, which the tokenizer does not know; it knows only the characters {known:?}"
+    )]
+    Unknown {
+        /// The character.
+        got: char,
+        /// All that it knows.
+        known: String,
+    },
     /// It was not learnt.
     #[error("no tokenizer could be learnt from this text: {0}")]
     Train(String),
@@ -74,7 +87,10 @@ pub enum TokenizerError {
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: Inner,
+    begin: u32,
     end: u32,
+    /// The characters of a vocabulary that has no others; none if any text can be encoded.
+    characters: Option<Vec<char>>,
     size: usize,
     /// Whether a token is a byte, for which no library is needed: a hundred times as fast.
     plain: bool,
@@ -179,6 +195,16 @@ impl Tokenizer {
         Ok(if read == bytes { bytes } else { read })
     }
 
+    /// From the text of a `tokenizer.json`.
+    pub(crate) fn from_json(json: &str) -> Result<Self, TokenizerError> {
+        let path = Path::new(TOKENIZER_FILE);
+        let inner = json.parse::<Inner>();
+        Self::new(
+            inner.map_err(|error| TokenizerError::Bad { path: path.into(), error: error.to_string() })?,
+            path,
+        )
+    }
+
     fn new(mut inner: Inner, path: &Path) -> Result<Self, TokenizerError> {
         let bad = |error: String| TokenizerError::Bad { path: path.into(), error };
         let Some(end) = ENDS.iter().find_map(|token| inner.token_to_id(token)) else {
@@ -188,16 +214,40 @@ impl Tokenizer {
         inner.set_encode_special_tokens(true);
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| bad(error.to_string()))?;
-        // One that does not know a character must have a token for that.
-        let strange =
-            inner.encode_fast(STRANGE, false).map_err(|error| bad(format!("it cannot take any text: {error}")))?;
-        if strange.get_ids().is_empty() {
-            return Err(bad("it leaves out what it does not know".into()));
+        let begin = inner.token_to_id(BEGIN).unwrap_or(end);
+        // One that does not know a character must have a token for that, or be a closed vocabulary of characters.
+        let characters = characters(&inner, [begin, end]);
+        if characters.is_none() {
+            let strange = inner.encode_fast(STRANGE, false);
+            let strange = strange.map_err(|error| bad(format!("it cannot take any text: {error}")))?;
+            if strange.get_ids().is_empty() {
+                return Err(bad("it leaves out what it does not know".into()));
+            }
         }
         // Numbers may have gaps: the largest decides.
         let size = inner.get_vocab(true).into_values().max().map_or(0, |most| most as usize + 1);
         let json = inner.to_string(false).map_err(|error| bad(error.to_string()))?;
-        Ok(Self { inner, end, size, plain: false, json })
+        Ok(Self { inner, begin, end, characters, size, plain: false, json })
+    }
+
+    /// The token that begins a document: the one that ends it, unless the vocabulary has another for this.
+    pub fn begin(&self) -> u32 {
+        self.begin
+    }
+
+    /// The same as it is spelt in the vocabulary.
+    pub fn begin_text(&self) -> String {
+        self.inner.id_to_token(self.begin).expect("it is in the vocabulary")
+    }
+
+    /// Text to numbers, without a beginning or an end. A character that a closed vocabulary lacks is refused by name.
+    pub fn try_encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        if let Some(characters) = &self.characters
+            && let Some(got) = text.chars().find(|c| !characters.contains(c))
+        {
+            return Err(TokenizerError::Unknown { got, known: characters.iter().collect() });
+        }
+        Ok(self.encode(text))
     }
 
     /// Tokens there are.
@@ -226,6 +276,10 @@ impl Tokenizer {
     }
 
     /// Text to numbers, without an end.
+    ///
+    /// # Panics
+    ///
+    /// If the vocabulary is closed and lacks a character: [`Tokenizer::try_encode`] says which.
     pub fn encode(&self, text: &str) -> Vec<u32> {
         if self.plain {
             return text.bytes().map(u32::from).collect();
@@ -249,6 +303,27 @@ impl Tokenizer {
         let tokens: Vec<u32> = before.into_iter().collect();
         TextStream { tokenizer: self, said: self.decode(&tokens), tokens, waiting: 0 }
     }
+}
+
+/// The characters of a vocabulary that has a token for each of them, and besides only `special` tokens, none of which
+/// stands for what is unknown. None of any other vocabulary.
+fn characters(inner: &Inner, special: [u32; 2]) -> Option<Vec<char>> {
+    let mut tokens: Vec<(u32, String)> = inner.get_vocab(true).into_iter().map(|(text, id)| (id, text)).collect();
+    tokens.retain(|(id, _)| !special.contains(id));
+    tokens.sort_unstable();
+    let single = |text: &String| {
+        let mut characters = text.chars();
+        characters.next().filter(|_| characters.next().is_none())
+    };
+    let characters: Vec<char> = tokens.iter().map(|(_, text)| single(text)).collect::<Option<_>>()?;
+    if inner.encode_fast(STRANGE, false).is_ok_and(|known| !known.get_ids().is_empty()) {
+        return None;
+    }
+    // Every character must be encoded by itself, also beside its like.
+    let (text, ids): (String, Vec<u32>) =
+        characters.iter().zip(&tokens).flat_map(|(c, (id, _))| [(*c, *id); 2]).unzip();
+    let encoded = inner.encode_fast(text, false).ok()?;
+    (!characters.is_empty() && encoded.get_ids() == ids).then_some(characters)
 }
 
 /// Text as its tokens come: characters of several tokens wait for the last of them.
@@ -314,6 +389,7 @@ mod tests {
         let expected: Vec<u32> = TEXT.bytes().map(u32::from).collect();
         assert_eq!(bytes.encode(TEXT), expected, "also where the text spells the end of one");
         assert_eq!(bytes.decode(&expected), TEXT);
+        assert_eq!(bytes.begin(), bytes.end());
         let library = bytes.inner.encode_fast(TEXT, false).unwrap();
         assert_eq!(library.get_ids(), expected, "the shortcut is what its file says");
         let folder = tempfile::tempdir().unwrap();

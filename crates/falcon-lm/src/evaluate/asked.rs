@@ -42,10 +42,10 @@ impl Exam {
         for (questions, all_shots) in &self.questions {
             for &shots in all_shots {
                 let name = questions.benchmark.name;
-                if !progress(&format!("{name}, {shots}-shot"), 0, 0) {
-                    return Ok(None);
-                }
-                let fingerprint = fingerprint(&questions.asked, &questions.requests(tokenizer, shots));
+                let (title, all) = (format!("{name}, {shots}-shot"), questions.asked.len());
+                let requests = questions.requests(tokenizer, shots, &mut |done| progress(&title, done, all))?;
+                let Some(requests) = requests else { return Ok(None) };
+                let fingerprint = fingerprint(&questions.asked, &requests);
                 asked.benchmarks.push(AskedBenchmark { name, shots, fingerprint });
             }
         }

@@ -266,7 +266,10 @@ mod tests {
             let mut rng = rng(1, 2);
             let lines: Vec<String> = (0..3000)
                 .map(|_| {
-                    let choices: Vec<String> = (0..choices).map(|_| "x".repeat(rng.random_range(3..30))).collect();
+                    // Of different letters, since no two may be the same.
+                    let letter = |way: u8| char::from(b'a' + way).to_string();
+                    let choices: Vec<String> =
+                        (0..choices).map(|way| letter(way as u8).repeat(rng.random_range(3..30))).collect();
                     let gold = rng.random_range(0..choices.len());
                     serde_json::json!({ "question": "q", "context": "c", "choices": choices, "gold": gold })
                         .to_string()

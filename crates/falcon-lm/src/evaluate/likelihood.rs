@@ -3,8 +3,8 @@
 use burn::tensor::Tensor;
 use falcon_nn::{Model, Sequences};
 
-use super::{ids, predict, whole_numbers};
-use crate::data::Tokenizer;
+use super::{ids, predict, tokens_per_call, whole_numbers};
+use crate::data::{Tokenizer, TokenizerError};
 
 /// What is asked: the likelihood of a continuation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,34 +27,33 @@ pub struct Likelihood {
 impl Request {
     /// Of texts, as lm-evaluation-harness divides them: spaces at the end of a context belong to what comes after, both are made into tokens
     /// together, and an empty context is the beginning of a document.
-    pub fn new(tokenizer: &Tokenizer, context: &str, continuation: &str) -> Self {
+    pub fn new(tokenizer: &Tokenizer, context: &str, continuation: &str) -> Result<Self, TokenizerError> {
         let trimmed = context.trim_end();
         let continuation = format!("{}{continuation}", &context[trimmed.len()..]);
         if trimmed.is_empty() {
-            return Self::of(tokenizer, Vec::new(), tokenizer.encode(&continuation));
+            return Ok(Self::of(tokenizer, Vec::new(), tokenizer.try_encode(&continuation)?));
         }
         let (context, mut whole) =
-            (tokenizer.encode(trimmed), tokenizer.encode(&format!("{trimmed}{continuation}")));
+            (tokenizer.try_encode(trimmed)?, tokenizer.try_encode(&format!("{trimmed}{continuation}"))?);
         // A tokenizer may join the two; what is scored is never nothing.
         let cut = context.len().min(whole.len().saturating_sub(1));
         let continuation = whole.split_off(cut);
-        Self::of(tokenizer, context, continuation)
+        Ok(Self::of(tokenizer, context, continuation))
     }
 
     /// A tokenizer may make nothing of a text, such as of control characters; for the model it is then the end of a document.
     fn of(tokenizer: &Tokenizer, context: Vec<u32>, continuation: Vec<u32>) -> Self {
         let [context, continuation] =
-            [context, continuation].map(|tokens| if tokens.is_empty() { vec![tokenizer.end()] } else { tokens });
+            [context, continuation].map(|tokens| if tokens.is_empty() { vec![tokenizer.begin()] } else { tokens });
         Self { context, continuation }
     }
 }
 
-/// Tokens that are read in one call, and sequences side by side, at most; more if the requests of one context alone have more.
-const TOKENS: usize = 8192;
+/// Sequences side by side, at most; more if one context alone has more requests.
 const SEQUENCES: usize = 256;
 
 /// The likelihoods of `requests`. A context that several have is read once. `progress` is told how many are done,
-/// and may say to stop by false.
+/// and may say to stop by false. It is asked again and again while a long context is read.
 pub(super) fn likelihoods(
     model: &Model,
     requests: &[Request],
@@ -67,6 +66,7 @@ pub(super) fn likelihoods(
     let mut groups: Vec<&[usize]> = order.chunk_by(|a, b| requests[*a].context == requests[*b].context).collect();
     // By length, so that those of one call have about the same.
     groups.sort_by_key(|group| requests[group[0]].context.len());
+    let most = tokens_per_call(model);
     let mut done = 0;
     while !groups.is_empty() {
         let (mut tokens, mut sequences, mut count) = (0, 0, 0);
@@ -74,13 +74,15 @@ pub(super) fn likelihoods(
             let asked: usize = group.iter().map(|i| requests[*i].continuation.len()).sum();
             tokens += requests[group[0]].context.len() + asked;
             sequences += group.len();
-            if count > 0 && (tokens > TOKENS || sequences > SEQUENCES) {
+            if count > 0 && (tokens > most || sequences > SEQUENCES) {
                 break;
             }
             count += 1;
         }
         let batch: Vec<&[usize]> = groups.drain(..count).collect();
-        score(model, requests, &batch, &mut answers);
+        if !score(model, requests, &batch, &mut answers, &mut || progress(done)) {
+            return None;
+        }
         done += batch.iter().map(|group| group.len()).sum::<usize>();
         if !progress(done) {
             return None;
@@ -89,12 +91,30 @@ pub(super) fn likelihoods(
     Some(answers)
 }
 
-fn score(model: &Model, requests: &[Request], groups: &[&[usize]], answers: &mut [Likelihood]) {
+/// False if `going` said to stop by false, which is asked after every piece of a context that is too long for one call.
+fn score(
+    model: &Model,
+    requests: &[Request],
+    groups: &[&[usize]],
+    answers: &mut [Likelihood],
+    going: &mut dyn FnMut() -> bool,
+) -> bool {
     let device = model.device();
-    let contexts: Vec<&[u32]> = groups.iter().map(|group| requests[group[0]].context.as_slice()).collect();
+    let mut contexts: Vec<&[u32]> = groups.iter().map(|group| requests[group[0]].context.as_slice()).collect();
+    let mut state = model.state(groups.len());
+    let most = tokens_per_call(model);
+    if let [context] = &mut contexts[..] {
+        while context.len() > most {
+            let (piece, rest) = context.split_at(most);
+            model.hidden(ids(piece, &device), &Sequences::uniform(1, most), &mut state);
+            *context = rest;
+            if !going() {
+                return false;
+            }
+        }
+    }
     let lengths: Vec<usize> = contexts.iter().map(|context| context.len()).collect();
     let sequences = Sequences::packed(&lengths);
-    let mut state = model.state(groups.len());
     let read = model.hidden(ids(&contexts.concat(), &device), &sequences, &mut state);
     // The first token of a continuation follows its context, the others each other.
     let ends: Vec<i32> = sequences.offsets()[1..].iter().map(|end| *end as i32 - 1).collect();
@@ -123,6 +143,7 @@ fn score(model: &Model, requests: &[Request], groups: &[&[usize]], answers: &mut
         answers[owner].log -= prediction.loss;
         answers[owner].greedy &= prediction.right;
     }
+    true
 }
 
 #[cfg(test)]
@@ -136,9 +157,9 @@ mod tests {
     fn texts_are_divided_as_the_harness_does() {
         let bytes = Tokenizer::bytes();
         let of = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
-        let request = Request::new(&bytes, "A: ", "yes");
+        let request = Request::new(&bytes, "A: ", "yes").unwrap();
         assert_eq!((request.context, request.continuation), (of("A:"), of(" yes")));
-        let request = Request::new(&bytes, "", " yes");
+        let request = Request::new(&bytes, "", " yes").unwrap();
         assert_eq!((request.context, request.continuation), (vec![256], of(" yes")));
     }
 
@@ -179,5 +200,31 @@ mod tests {
             }
             assert!(likelihoods(&model, &requests, &mut |_| false).is_none());
         }
+    }
+
+    /// A context that is too long for one call is read piece by piece, which changes nothing, and can be stopped
+    /// within.
+    #[test]
+    fn long_contexts_are_read_in_pieces() {
+        let model = ModelConfig::preset("falcon-3a.3", "micro", 20).unwrap().init(3, &Device::flex()).unwrap();
+        let most = tokens_per_call(&model);
+        let context: Vec<u32> = (0..2 * most as u32 + 5).map(|i| (i * i + 3) % 20).collect();
+        let requests =
+            [[1, 2], [3, 4]].map(|end| Request { context: context.clone(), continuation: end.to_vec() });
+        let mut asked = 0;
+        let got = likelihoods(&model, &requests, &mut |_| {
+            asked += 1;
+            true
+        });
+        assert_eq!(asked, 3, "after two pieces and at the end");
+        let mut state = model.state(1);
+        let read = model.run(ids(&context, &model.device()), &Sequences::uniform(1, context.len()), &mut state);
+        let last = read.slice_dim(0, context.len() - 1..context.len());
+        let first = predictions(last, &[1])[0].as_ref().unwrap().loss;
+        let second = model.run(ids(&[1], &model.device()), &Sequences::uniform(1, 1), &mut state);
+        let log = -first - predictions(second, &[2])[0].as_ref().unwrap().loss;
+        let got = got.unwrap()[0].log;
+        assert!((got - log).abs() < 1e-4 * log.abs(), "{got} {log}");
+        assert!(likelihoods(&model, &requests, &mut |_| false).is_none());
     }
 }

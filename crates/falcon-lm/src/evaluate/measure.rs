@@ -185,7 +185,11 @@ impl Exam {
             for &shots in all_shots {
                 let title = format!("{}, {shots}-shot", benchmark.title);
                 progress(&title, 0, 0);
-                let requests = questions.requests(tokenizer, shots);
+                let encoding = format!("{title}: questions made into tokens");
+                let count = items.len();
+                let requests = questions.requests(tokenizer, shots, &mut |done| progress(&encoding, done, count));
+                let requests = requests.map_err(|error| TrainedError::Text { what: title.clone(), error })?;
+                let Some(requests) = requests else { return Ok(false) };
                 let print = fingerprint(items, &requests);
                 let same = |old: &&BenchmarkResult| {
                     old.name == benchmark.name && old.shots == shots && old.fingerprint == print

@@ -27,6 +27,18 @@ use crate::train::Scores;
 /// Tokens that are measured in one call.
 const TOKENS: usize = 8192;
 
+/// Parameters times tokens of one call where it should be possible to stop after the call: a few tenths of a second
+/// on two cores.
+const WORK: usize = 1 << 34;
+/// Fewer tokens in a call are not worth it: reading the weights would take most of the time.
+const FEWEST: usize = 128;
+
+/// Tokens that a model reads in one call where it should be possible to stop after each: fewer of a larger model.
+/// They follow from the model alone, so that a measurement has the same result on every machine but for its rounding.
+pub(crate) fn tokens_per_call(model: &Model) -> usize {
+    (WORK / model.config().parameter_count().max(1)).clamp(FEWEST, TOKENS)
+}
+
 /// A split's name, its scores, and those of its groups.
 pub(crate) type SplitScores = (String, Scores, Vec<(String, Scores)>);
 

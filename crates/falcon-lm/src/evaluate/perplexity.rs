@@ -5,7 +5,7 @@ use std::ops::Range;
 use falcon_nn::{IGNORED, Model, ModelState, Sequences};
 use serde::{Deserialize, Serialize};
 
-use super::{ids, predict};
+use super::{ids, predict, tokens_per_call};
 use crate::data::{Tokens, Totals};
 
 /// How text is read.
@@ -75,9 +75,6 @@ impl TextScore {
     }
 }
 
-/// Tokens that are read in one call.
-const TOKENS: usize = 8192;
-
 /// The score of a text. None if `progress`, told the tokens done and all, says to stop by false.
 pub(super) fn text_score(
     model: &Model,
@@ -87,18 +84,19 @@ pub(super) fn text_score(
 ) -> Option<TextScore> {
     let Totals { tokens, documents, bytes, words } = text.totals();
     let all = tokens - documents;
+    let most = tokens_per_call(model);
     let (mut nats, mut done) = (0.0, 0);
     let mut stretches = stretches(text, reading).into_iter().peekable();
     while let Some(first) = stretches.next() {
         // As many as fit into one call; a longer one by itself, piece by piece.
         let mut together = vec![first];
         let mut size = together[0].len();
-        while let Some(next) = stretches.next_if(|next| size + next.len() <= TOKENS) {
+        while let Some(next) = stretches.next_if(|next| size + next.len() <= most) {
             size += next.len();
             together.push(next);
         }
         let mut state = model.state(together.len());
-        if size <= TOKENS {
+        if size <= most {
             nats += cost(model, text, &together, &mut state);
             done += together.iter().map(Stretch::counts).sum::<usize>();
             if !progress(done, all) {
@@ -107,8 +105,8 @@ pub(super) fn text_score(
             continue;
         }
         let Stretch { read, counted } = together.remove(0);
-        for start in read.clone().step_by(TOKENS) {
-            let piece = Stretch { read: start..read.end.min(start + TOKENS), counted };
+        for start in read.clone().step_by(most) {
+            let piece = Stretch { read: start..read.end.min(start + most), counted };
             done += piece.counts();
             nats += cost(model, text, &[piece], &mut state);
             if !progress(done, all) {
@@ -157,6 +155,7 @@ mod tests {
     use burn::tensor::Device;
     use falcon_nn::ModelConfig;
 
+    use super::super::TOKENS;
     use super::*;
     use crate::data::{Source, Tokenizer};
 

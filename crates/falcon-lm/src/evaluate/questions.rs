@@ -15,7 +15,7 @@ use thiserror::Error;
 use super::choices::{Benchmark, Form, Splits};
 use super::likelihood::Request;
 use super::python_random::PythonRandom;
-use crate::data::{Tokenizer, in_line};
+use crate::data::{Tokenizer, TokenizerError, in_line};
 
 /// The harness' own seed for examples.
 const SEED: u32 = 1234;
@@ -32,6 +32,12 @@ pub enum BenchmarkError {
         path: PathBuf,
         /// What the system said.
         error: std::io::Error,
+    },
+    /// A folder, a device or a pipe.
+    #[error("{path}: not a regular file; questions are read from files only")]
+    NotRegular {
+        /// What is there.
+        path: PathBuf,
     },
     /// A line that is no question.
     #[error("{path}, line {line}: {error}")]
@@ -130,8 +136,17 @@ impl Item {
         if ways == 1 && form != Form::LastWord {
             return Err("there is 1 choice; a question needs 2 or more".into());
         }
-        if item.choices.iter().any(String::is_empty) {
-            return Err("a choice is empty".into());
+        if let Some(empty) = item.choices.iter().position(|choice| choice.trim().is_empty()) {
+            return Err(format!("choice {empty} is empty, counted from 0"));
+        }
+        // Of two that are the same, only one would count as right.
+        for way in 1..ways {
+            let same = |other: &usize| {
+                (item.context(*other), item.choice(*other)) == (item.context(way), item.choice(way))
+            };
+            if let Some(other) = (0..way).find(same) {
+                return Err(format!("choices {other} and {way}, counted from 0, are the same"));
+            }
         }
         Ok(item)
     }
@@ -197,6 +212,10 @@ impl Questions {
         limit: usize,
         shots: usize,
     ) -> Result<Self, BenchmarkError> {
+        // A pipe could keep the program waiting for ever.
+        if fs::metadata(path).is_ok_and(|about| !about.is_file()) {
+            return Err(BenchmarkError::NotRegular { path: path.into() });
+        }
         let text = fs::read_to_string(path).map_err(|error| BenchmarkError::Io { path: path.into(), error })?;
         let (mut training, mut questions) = (Vec::new(), Vec::new());
         for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -261,19 +280,27 @@ impl Questions {
     }
 
     /// What is asked of a model, the ways of all questions one after the other. `shots` may be no more than were
-    /// asked for when the file was read.
-    pub fn requests(&self, tokenizer: &Tokenizer, shots: usize) -> Vec<Request> {
+    /// asked for when the file was read. None if `progress`, told the questions that are done, says to stop by false.
+    pub fn requests(
+        &self,
+        tokenizer: &Tokenizer,
+        shots: usize,
+        progress: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Option<Vec<Request>>, TokenizerError> {
         let mut random = PythonRandom::new(SEED);
-        let mut of = |item: &Item| -> Vec<Request> {
+        let mut requests = Vec::new();
+        for (done, item) in self.asked.iter().enumerate() {
+            if !progress(done) {
+                return Ok(None);
+            }
             let examples = self.draw(item, shots, &mut random);
             let examples: String = examples.into_iter().map(|item| item.example(self.benchmark.form)).collect();
-            let request = |way| {
+            for way in 0..item.ways() {
                 let context = format!("{examples}{}", item.context(way));
-                Request::new(tokenizer, &context, &format!(" {}", item.choice(way)))
-            };
-            (0..item.ways()).map(request).collect()
-        };
-        self.asked.iter().flat_map(&mut of).collect()
+                requests.push(Request::new(tokenizer, &context, &format!(" {}", item.choice(way)))?);
+            }
+        }
+        Ok(Some(requests))
     }
 }
 
@@ -292,7 +319,8 @@ mod tests {
     /// What is asked, as text: contexts and continuations.
     fn asked(name: &str, lines: &str, limit: usize, shots: usize) -> Vec<[String; 2]> {
         let bytes = Tokenizer::bytes();
-        let requests = read(name, lines, limit, shots).unwrap().requests(&bytes, shots);
+        let requests = read(name, lines, limit, shots).unwrap().requests(&bytes, shots, &mut |_| true);
+        let requests = requests.unwrap().unwrap();
         requests
             .iter()
             .map(|Request { context, continuation }| [context, continuation].map(|t| bytes.decode(t)))
@@ -435,7 +463,8 @@ mod tests {
         let of = |gold: usize, choices: &str, example: &str| {
             let line = format!(r#"{{"question": "q", "choices": {choices}, "gold": {gold}}}"#);
             let questions = read("arc_easy", &(lines(&[example], "train") + &line), 9, 1).unwrap();
-            fingerprint(&questions.asked, &questions.requests(&Tokenizer::bytes(), 1))
+            let requests = questions.requests(&Tokenizer::bytes(), 1, &mut |_| true).unwrap();
+            fingerprint(&questions.asked, &requests.unwrap())
         };
         let known = of(0, r#"["a", "b"]"#, "e");
         assert_eq!(known, of(0, r#"["a", "b"]"#, "e"));
@@ -464,5 +493,11 @@ mod tests {
         let contexts = r#"{"contexts": ["so Ann"], "continuation": "won.", "gold": 0}"#;
         assert!(said("winogrande", contexts).contains("line 1: there is 1 choice"));
         assert!(said("piqa", &good.replace(r#""a", "b""#, "")).contains("there are 0 choices"));
+        let empty = said("piqa", &format!("{good}\n{}", good.replace(r#""b""#, r#"" ""#)));
+        assert!(empty.ends_with("line 2: choice 1 is empty, counted from 0"), "{empty}");
+        let same = said("piqa", &good.replace(r#""a", "b""#, r#""a", "b", "a""#));
+        assert!(same.ends_with("line 1: choices 0 and 2, counted from 0, are the same"), "{same}");
+        let same = r#"{"contexts": ["so Ann", "so Ann"], "continuation": "won.", "gold": 0}"#;
+        assert!(said("winogrande", same).contains("choices 0 and 1"));
     }
 }

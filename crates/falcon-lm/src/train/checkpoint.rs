@@ -16,7 +16,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
-use falcon_nn::{CONFIG_FILE, FileError, Model, NamedArrays, WEIGHTS_FILE, read_arrays, write_arrays, write_file};
+use falcon_nn::{
+    CONFIG_FILE, FileError, Model, NamedArrays, WEIGHTS_FILE, read_arrays, read_file, tokenizer_fingerprint,
+    weight_files, write_arrays, write_file,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -48,6 +51,9 @@ pub struct Progress {
     /// version 0.1 have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<String>,
+    /// The fingerprint of the tokenizer that makes text of the tokens, which `config.json` has too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<String>,
 }
 
 /// The best measurement so far.
@@ -125,7 +131,7 @@ impl Checkpoint {
         // Removed when something fails on the way.
         let aside = tempfile::Builder::new().prefix(ASIDE).tempdir_in(parent).map_err(io_error(parent))?;
         let path = aside.path();
-        model.save(path)?;
+        model.save_for(path, progress.tokenizer.as_deref())?;
         write_arrays(&path.join(OPTIMIZER_FILE), &arrays(model, optimizer))?;
         let json = serde_json::to_vec_pretty(progress).expect("progress is plain data");
         write_file(&path.join(PROGRESS_FILE), &json).map_err(io_error(&path.join(PROGRESS_FILE)))?;
@@ -227,7 +233,30 @@ fn verify<const N: usize>(folder: &Path, files: [&'static str; N]) -> Result<[St
 pub(crate) fn verify_model(folder: &Path) -> Result<String, CheckpointError> {
     match folder.join(SUMS_FILE).exists() {
         true => verify(folder, [WEIGHTS_FILE, CONFIG_FILE]).map(|[weights, _]| weights),
-        false => sum(&folder.join(WEIGHTS_FILE)),
+        false => match &weight_files(folder)?[..] {
+            [file] => sum(file),
+            files => {
+                let mut hasher = Sha256::new();
+                files.iter().try_for_each(|file| Ok::<_, CheckpointError>(hasher.update(sum(file)?)))?;
+                Ok(hex(&hasher.finalize()))
+            }
+        },
+    }
+}
+
+/// The fingerprint of the tokenizer that the model in `folder` was trained with, where that is known: from its
+/// configuration, or from the progress of a run, where runs of text kept it before.
+pub(crate) fn trained_tokenizer(folder: &Path) -> Result<Option<String>, CheckpointError> {
+    if let Some(found) = tokenizer_fingerprint(folder)? {
+        return Ok(Some(found));
+    }
+    let path = folder.join(PROGRESS_FILE);
+    match path.is_file() {
+        false => Ok(None),
+        true => {
+            let progress: Value = serde_json::from_slice(&read_file(&path, 1 << 24)?).unwrap_or_default();
+            Ok(progress["task"]["tokenizer"].as_str().map(String::from))
+        }
     }
 }
 

@@ -197,6 +197,8 @@ impl Trainer {
         };
         let progress = Progress { config: Some(config.with_absolute_paths().to_toml()), ..progress };
         task.restore(progress.task.clone())?;
+        let tokenizer = task.tokenizer().map(Tokenizer::fingerprint);
+        let progress = Progress { tokenizer, ..progress };
         if let Some(tokenizer) = task.tokenizer() {
             // The run keeps a copy, wherever its tokenizer came from: `restore` has seen that it is the same one.
             tokenizer.save(&folder.path().join(TOKENIZER_FILE)).map_err(TaskError::Tokenizer)?;

@@ -17,6 +17,7 @@
 //! them share one.
 
 mod sum;
+mod tokenizer;
 
 use std::collections::BTreeMap;
 
@@ -28,6 +29,7 @@ use serde_json::Value;
 pub(super) use self::sum::VOCABULARY;
 pub(crate) use self::sum::{END, Part, Sum, one_digit_tests};
 use super::{Batch, Moment, Split, Task, TaskError, VALIDATION, check, rng};
+use crate::data::Tokenizer;
 use crate::train::{Schedule, Scores, TrainConfig};
 
 /// Options of the task.
@@ -200,6 +202,7 @@ impl AdditionConfig {
 #[derive(Clone, Debug)]
 pub(crate) struct Addition {
     config: AdditionConfig,
+    tokenizer: Tokenizer,
     reach: Reach,
 }
 
@@ -224,7 +227,7 @@ impl Addition {
             Widths::Uniform => config.max_width,
             Widths::Adaptive => FIRST.min(config.max_width),
         };
-        Self { config, reach: Reach { width, accuracy: 0.0 } }
+        Self { config, tokenizer: tokenizer::tokenizer(), reach: Reach { width, accuracy: 0.0 } }
     }
 
     /// The part of the samples that have a sparse operand now.
@@ -269,6 +272,10 @@ impl Task for Addition {
 
     fn score(&self, validation: &Scores) -> f64 {
         validation.accuracy
+    }
+
+    fn tokenizer(&self) -> Option<&Tokenizer> {
+        Some(&self.tokenizer)
     }
 
     fn observe(&mut self, accuracy: f64) {
