@@ -141,7 +141,7 @@ impl Trainer {
             },
         };
         task.restore(progress.task.clone())?;
-        let tokenizer = task.tokenizer().map(Tokenizer::fingerprint);
+        let tokenizer = task.tokenizer().map(Tokenizer::vocabulary_fingerprint);
         let progress = Progress { tokenizer, ..progress };
         if let Some(tokenizer) = task.tokenizer() {
             // A run speaks for itself, wherever its tokenizer came from. It is the one it began with: `restore` has seen to that.
