@@ -143,7 +143,7 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
 
 /// `config.json`, with where the code is, and the token that ends a document.
 fn configuration(model: &Model, tokenizer: Option<&Tokenizer>) -> String {
-    let fingerprint = tokenizer.map(Tokenizer::fingerprint);
+    let fingerprint = tokenizer.map(Tokenizer::vocabulary_fingerprint);
     let json = model.config().to_json_for(fingerprint.as_deref());
     let mut config: Value = serde_json::from_str(&json).expect("it is JSON");
     config["auto_map"] = json!({

@@ -289,7 +289,7 @@ fn say_all(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
                 let separator = if number == 0 { "" } else { "," };
                 out.json(&format!("{separator}{}", serde_json::to_string(one).map_err(io::Error::from)?))?;
             } else if args.prompts.is_some() {
-                out.text(&format!("{}{}\n\n", if args.echo { &one.prompt } else { "" }, one.text))?;
+                out.text(&format!("{}{}\n\n", if args.echo { one.prompt.as_str() } else { "" }, one.text))?;
             }
             number += 1;
         }

@@ -306,7 +306,8 @@ fn a_model_of_sums_is_spoken_to() {
     sets.iter().chain(&more).for_each(|set| args.extend(["--set", set]));
     house.says(&args);
     let said = house.json(&["generate", "sums", "21+43=", "-n", "3", "--temperature", "0"]);
-    assert_eq!((&said["tokens_read"], &said["context"]), (&6.into(), &10.into()), "and the beginning: {said}");
+    let of = |key: &str| said[key].as_u64().unwrap();
+    assert_eq!((of("tokens_read"), of("context") - of("tokens_said")), (6, 7), "and the beginning: {said}");
     let text = said["texts"][0]["text"].as_str().unwrap();
     assert!(text.len() <= 3 && text.chars().all(|c| "0123456789+=".contains(c)), "{text:?}");
     house.refuses(&["generate", "sums", "21 + 43 ="], "the character ' ', which the tokenizer does not know");

@@ -192,14 +192,15 @@ impl Stream {
 
 /// Bits as hexadecimal digits, four to a digit.
 fn to_hex(bits: &[bool]) -> String {
-    let digit = |bits: &[bool]| bits.iter().enumerate().map(|(place, bit)| u32::from(*bit) << place).sum();
+    let digit =
+        |bits: &[bool]| -> u32 { bits.iter().enumerate().map(|(place, bit)| u32::from(*bit) << place).sum() };
     bits.chunks(4).filter_map(|bits| char::from_digit(digit(bits), 16)).collect()
 }
 
 /// Undoes [`to_hex`] of `count` bits.
 fn from_hex(text: &str, count: usize) -> Option<Vec<bool>> {
     let digits: Vec<u32> = text.chars().map(|digit| digit.to_digit(16)).collect::<Option<_>>()?;
-    let bits = || digits.iter().flat_map(|digit| (0..4).map(move |place| digit >> place & 1 == 1));
+    let bits = || digits.iter().flat_map(|digit| (0..4).map(move |place| (digit >> place) & 1 == 1));
     (digits.len() == count.div_ceil(4) && bits().skip(count).all(|bit| !bit)).then(|| bits().take(count).collect())
 }
 

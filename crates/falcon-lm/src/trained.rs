@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::config::RUN_FILE;
 use crate::data::{TOKENIZER_FILE, Tokenizer, TokenizerError};
-use crate::train::{CheckpointError, FolderError, best_checkpoint, trained_tokenizer, verify_model};
+use crate::train::{CheckpointError, FolderError, best_checkpoint, fingerprints, verify_model};
 
 /// A model and its tokenizer.
 #[derive(Debug)]
@@ -143,9 +143,10 @@ impl Trained {
             let (tokenizer, model) = (tokenizer.size(), model.config().vocab_size);
             return Err(TrainedError::Mismatch { path: folder, name, tokenizer, model });
         }
-        let fingerprint = tokenizer.fingerprint();
-        if let Some(model) = trained_tokenizer(&folder).map_err(Box::new)?.filter(|known| *known != fingerprint) {
-            return Err(TrainedError::OtherTokenizer { path: folder, name, tokenizer: fingerprint, model });
+        if let Some([tokenizer, model]) = fingerprints(&folder, &tokenizer).map_err(Box::new)?
+            && tokenizer != model
+        {
+            return Err(TrainedError::OtherTokenizer { path: folder, name, tokenizer, model });
         }
         weights.truncate(16);
         Ok(Self { model, tokenizer, folder, weights })
@@ -178,7 +179,7 @@ mod tests {
         // One of the same size, but not the one that the model was trained with.
         model.save_for(&folder, Some("0123456789abcdef")).unwrap();
         let said = open(None).unwrap_err().to_string();
-        let fingerprint = Tokenizer::bytes().fingerprint();
+        let fingerprint = Tokenizer::bytes().vocabulary_fingerprint();
         assert!(said.contains(&fingerprint) && said.contains("trained with 0123456789abcdef"), "{said}");
         fs::write(folder.join(CONFIG_FILE), model.config().to_json()).unwrap();
         fs::write(folder.join("progress.json"), r#"{"task": {"tokenizer": "fedcba9876543210"}}"#).unwrap();

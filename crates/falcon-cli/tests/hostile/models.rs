@@ -128,7 +128,8 @@ const CASES: &[Case] = &[
         &["tokens"],
     )
     .stdin("long.txt")
-    .memory(1024),
+    .memory(1024)
+    .seconds(300),
     Case::refused(
         "a tokenizer of the same size",
         |folder| {

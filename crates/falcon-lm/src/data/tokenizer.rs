@@ -240,6 +240,17 @@ impl Tokenizer {
         self.inner.id_to_token(self.begin).expect("it is in the vocabulary")
     }
 
+    /// What tells its tokens from those of others: a hash of the vocabulary and of how tokens are joined. Another program that
+    /// saves a tokenizer again may write the rest of its file otherwise.
+    pub fn vocabulary_fingerprint(&self) -> String {
+        let file: serde_json::Value = serde_json::from_str(&self.json).expect("the library wrote it");
+        let mut tokens: Vec<(u32, String)> =
+            self.inner.get_vocab(true).into_iter().map(|(text, id)| (id, text)).collect();
+        tokens.sort_unstable();
+        let all = serde_json::json!([file["model"], tokens]).to_string();
+        hex(&Sha256::digest(all)[..8])
+    }
+
     /// Text to numbers, without a beginning or an end. A character that a closed vocabulary lacks is refused by name.
     pub fn try_encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         if let Some(characters) = &self.characters

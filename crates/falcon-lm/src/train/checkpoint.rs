@@ -26,7 +26,7 @@ use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use super::{AdamW, AdamWConfig, Moments};
-use crate::data::hex;
+use crate::data::{Tokenizer, hex};
 
 const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 const PROGRESS_FILE: &str = "progress.json";
@@ -237,27 +237,27 @@ pub(crate) fn verify_model(folder: &Path) -> Result<String, CheckpointError> {
             [file] => sum(file),
             files => {
                 let mut hasher = Sha256::new();
-                files.iter().try_for_each(|file| Ok::<_, CheckpointError>(hasher.update(sum(file)?)))?;
+                for file in files {
+                    hasher.update(sum(file)?);
+                }
                 Ok(hex(&hasher.finalize()))
             }
         },
     }
 }
 
-/// The fingerprint of the tokenizer that the model in `folder` was trained with, where that is known: from its
-/// configuration, or from the progress of a run, where runs of text kept it before.
-pub(crate) fn trained_tokenizer(folder: &Path) -> Result<Option<String>, CheckpointError> {
-    if let Some(found) = tokenizer_fingerprint(folder)? {
-        return Ok(Some(found));
+/// The fingerprints of a tokenizer and of the one that the model in `folder` was trained with, if that is known: from
+/// its configuration, or from the progress of a run, where runs of text kept another kind of it before.
+pub(crate) fn fingerprints(folder: &Path, tokenizer: &Tokenizer) -> Result<Option<[String; 2]>, CheckpointError> {
+    if let Some(trained) = tokenizer_fingerprint(folder)? {
+        return Ok(Some([tokenizer.vocabulary_fingerprint(), trained]));
     }
     let path = folder.join(PROGRESS_FILE);
-    match path.is_file() {
-        false => Ok(None),
-        true => {
-            let progress: Value = serde_json::from_slice(&read_file(&path, 1 << 24)?).unwrap_or_default();
-            Ok(progress["task"]["tokenizer"].as_str().map(String::from))
-        }
+    if !path.is_file() {
+        return Ok(None);
     }
+    let progress: Value = serde_json::from_slice(&read_file(&path, 1 << 24)?).unwrap_or_default();
+    Ok(progress["task"]["tokenizer"].as_str().map(|trained| [tokenizer.fingerprint(), trained.into()]))
 }
 
 /// SHA-256 of a file, in hexadecimal.

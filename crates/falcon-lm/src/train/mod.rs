@@ -12,7 +12,7 @@ mod step;
 mod trainer;
 
 pub use checkpoint::{Best, Checkpoint, CheckpointError, Progress};
-pub(crate) use checkpoint::{sum, trained_tokenizer, verify_model};
+pub(crate) use checkpoint::{fingerprints, sum, verify_model};
 pub use config::{TrainConfig, TrainConfigError};
 pub(crate) use folder::best_checkpoint;
 pub use folder::{Change, Changes, FolderError, RunFolder, checkpoint_steps};

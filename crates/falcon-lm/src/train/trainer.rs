@@ -197,7 +197,7 @@ impl Trainer {
         };
         let progress = Progress { config: Some(config.with_absolute_paths().to_toml()), ..progress };
         task.restore(progress.task.clone())?;
-        let tokenizer = task.tokenizer().map(Tokenizer::fingerprint);
+        let tokenizer = task.tokenizer().map(Tokenizer::vocabulary_fingerprint);
         let progress = Progress { tokenizer, ..progress };
         if let Some(tokenizer) = task.tokenizer() {
             // The run keeps a copy, wherever its tokenizer came from: `restore` has seen that it is the same one.

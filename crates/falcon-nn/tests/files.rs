@@ -1,0 +1,329 @@
+//! Models and states on disk: what is saved is loaded, and what is damaged or of something else is refused.
+
+mod common;
+
+use std::path::Path;
+
+use burn::tensor::Device;
+use falcon_nn::{Engine, Model, ModelConfig, NamedArrays, PRESETS, Sequences};
+
+use self::common::{assert_near, config, numbers, tensor, tokens};
+
+#[test]
+fn what_was_saved_is_loaded() {
+    let device = Device::flex();
+    for name in PRESETS {
+        for tied in [true, false] {
+            let folder = tempfile::tempdir().unwrap();
+            let model = ModelConfig { tie_word_embeddings: tied, ..config(name) }.init(3, &device).unwrap();
+            model.save(folder.path()).unwrap();
+            let loaded = Model::load(folder.path(), &device).unwrap();
+            assert_eq!(model.config(), loaded.config());
+            let ids = tensor(&tokens(9, 1), &device).unsqueeze();
+            assert_eq!(numbers(model.forward(ids.clone())), numbers(loaded.forward(ids)), "{name}");
+        }
+    }
+}
+
+#[test]
+fn damaged_checkpoints_are_refused() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let model = config("falcon-1.3").init(3, &device).unwrap();
+    model.save(folder.path()).unwrap();
+    let weights = folder.path().join(falcon_nn::WEIGHTS_FILE);
+    let whole = std::fs::read(&weights).unwrap();
+    let load = || said(Model::load(folder.path(), &device));
+
+    std::fs::write(&weights, &whole[..whole.len() - 7]).unwrap();
+    // Tensors lie in the order of their names.
+    assert!(load().contains("cut off: tensor \"model.norm.weight\" ends at byte"), "{}", load());
+    std::fs::write(&weights, &whole[..whole.len() / 3]).unwrap();
+    assert!(load().contains("cut off: tensor \"model."), "{}", load());
+    for damaged in [b"hello".as_slice(), b"", &whole[..40], &[255; 64]] {
+        std::fs::write(&weights, damaged).unwrap();
+        assert!(load().contains("not a safetensors file"), "{}", load());
+    }
+
+    // Same length, so the header stays valid.
+    let renamed = replace(&whole, b"layers.1.attn.k_proj", b"layers.1.attn.x_proj");
+    std::fs::write(&weights, &renamed).unwrap();
+    let message = load();
+    assert!(message.contains("no tensor \"model.layers.1.attn.k_proj.weight\""), "{message}");
+    assert!(message.contains("did you mean \"model.layers.1.attn.x_proj.weight\"?"), "{message}");
+
+    std::fs::write(&weights, &whole).unwrap();
+    let config_file = folder.path().join(falcon_nn::CONFIG_FILE);
+    let json = std::fs::read_to_string(&config_file).unwrap();
+    std::fs::write(&config_file, json.replace("\"vocab_size\": 13", "\"vocab_size\": 14")).unwrap();
+    let message = load();
+    assert!(
+        message.contains("\"model.embeddings.weight\" has shape [13, 16], its configuration says [14, 16]"),
+        "{message}"
+    );
+    std::fs::write(&config_file, json.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1")).unwrap();
+    assert!(load().contains("\"model.layers.1."), "{}", load());
+    std::fs::write(&config_file, json.replace("\"conv_size\"", "\"conv_sise\"")).unwrap();
+    assert!(load().contains("conv_size"), "{}", load());
+    std::fs::write(&config_file, json.replace("\"window\": 1", "\"window\": 1, \"windows\": 2")).unwrap();
+    assert!(load().contains("unknown key \"windows\"; did you mean \"window\"?"), "{}", load());
+    std::fs::write(&config_file, json.replace("\"hidden_size\": 16", "\"hidden_size\": 1048576")).unwrap();
+    assert!(load().contains("its configuration describes a model of"), "{}", load());
+    std::fs::write(&config_file, json.replace("falcon_fwa", "llama")).unwrap();
+    assert!(load().contains("model_type is \"llama\"") && load().contains("only \"falcon_fwa\""), "{}", load());
+    std::fs::write(&config_file, json.replace("\"hidden_size\"", "\"use_cache\": true, \"hidden_size\"")).unwrap();
+    assert!(Model::load(folder.path(), &device).is_ok(), "keys of other programs");
+    std::fs::write(&weights, replace(&whole, b"\"F32\"", b"\"I32\"")).unwrap();
+    assert!(load().contains("only F32, F16 and BF16 can be read"), "{}", load());
+    std::fs::remove_file(&weights).unwrap();
+    assert!(load().contains("model.safetensors"), "{}", load());
+    assert!(said(Model::load(Path::new("/nonexistent"), &device)).contains("/nonexistent"));
+}
+
+/// Weights as others write them: in shards, of 16 bits, with copies.
+#[test]
+fn weights_of_other_programs_are_read_or_refused_by_reason() {
+    use safetensors::Dtype;
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let (path, weights) = (|name: &str| folder.path().join(name), folder.path().join(falcon_nn::WEIGHTS_FILE));
+    let tied = ModelConfig { tie_word_embeddings: true, ..config("transformer") };
+    let model = tied.init(3, &device).unwrap();
+    model.save(folder.path()).unwrap();
+    let whole = falcon_nn::read_arrays(&weights).unwrap();
+    let ids = || tensor(&tokens(9, 1), &device).unsqueeze();
+    let expected = numbers(model.forward(ids()));
+    let load = || Model::load(folder.path(), &device);
+
+    // Copies of what follows from the rest.
+    let mut more = whole.clone();
+    let embedding = whole["model.embeddings.weight"].clone();
+    more.insert("lm_head.weight".into(), embedding.clone());
+    let (theta, dim) = (tied.mixer.rope_theta.unwrap(), tied.mixer.head_dim);
+    let frequencies: Vec<f32> = (0..dim / 2).map(|i| theta.powf(-2.0 * i as f64 / dim as f64) as f32).collect();
+    let rotary = "model.layers.0.attn.rotary_emb.inv_freq";
+    more.insert(rotary.into(), (vec![dim / 2], frequencies.clone()));
+    falcon_nn::write_arrays(&weights, &more).unwrap();
+    assert_eq!(numbers(load().unwrap().forward(ids())), expected);
+    let said_with = |name: &str, numbers: Vec<f32>| {
+        let mut wrong = more.clone();
+        wrong.insert(name.into(), (vec![numbers.len()], numbers));
+        falcon_nn::write_arrays(&weights, &wrong).unwrap();
+        said(load())
+    };
+    let message = said_with("lm_head.weight", embedding.1.iter().map(|x| x + 1.0).collect());
+    assert!(message.contains("it must equal model.embeddings.weight"), "{message}");
+    let message = said_with(rotary, frequencies.iter().map(|x| x * 2.0).collect());
+    assert!(message.contains("inv_freq") && message.contains("rope_theta"), "{message}");
+    let message = said_with("model.layers.0.attn.bias", vec![0.0]);
+    assert!(message.contains("\"model.layers.0.attn.bias\" belongs to no part"), "{message}");
+    let message = said_with("model.norm.weight", vec![f32::NAN; 16]);
+    assert!(message.contains("tensor \"model.norm.weight\" holds NaN at index [0]"), "{message}");
+
+    // Numbers of 16 bits, exact ones.
+    let rounded: NamedArrays = whole
+        .iter()
+        .map(|(name, (shape, numbers))| {
+            let numbers = numbers.iter().map(|x| f32::from_bits(x.to_bits() & 0xffff_0000)).collect();
+            (name.clone(), (shape.clone(), numbers))
+        })
+        .collect();
+    falcon_nn::write_arrays(&weights, &rounded).unwrap();
+    let expected_rounded = numbers(load().unwrap().forward(ids()));
+    let bytes: Vec<(&String, &Vec<usize>, Vec<u8>)> = rounded
+        .iter()
+        .map(|(name, (shape, numbers))| {
+            (name, shape, numbers.iter().flat_map(|x| ((x.to_bits() >> 16) as u16).to_le_bytes()).collect())
+        })
+        .collect();
+    let views = bytes.iter().map(|(name, shape, data)| {
+        (name.as_str(), safetensors::tensor::TensorView::new(Dtype::BF16, shape.to_vec(), data).unwrap())
+    });
+    std::fs::write(&weights, safetensors::serialize(views, None).unwrap()).unwrap();
+    assert_eq!(numbers(load().unwrap().forward(ids())), expected_rounded);
+
+    // Shards.
+    std::fs::remove_file(&weights).unwrap();
+    let shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+    let part = |odd: usize| -> NamedArrays {
+        let mine = whole.iter().enumerate().filter(|(index, _)| index % 2 == odd);
+        mine.map(|(_, (name, array))| (name.clone(), array.clone())).collect()
+    };
+    (0..2).for_each(|odd| falcon_nn::write_arrays(&path(shards[odd]), &part(odd)).unwrap());
+    let map = |change: &dyn Fn(&mut serde_json::Map<String, serde_json::Value>)| {
+        let names = whole.keys().enumerate();
+        let mut map = names.map(|(index, name)| (name.clone(), shards[index % 2].into())).collect();
+        change(&mut map);
+        let index = serde_json::json!({ "metadata": { "total_size": 1 }, "weight_map": map });
+        std::fs::write(path(falcon_nn::INDEX_FILE), index.to_string()).unwrap();
+    };
+    map(&|_| ());
+    assert_eq!(numbers(load().unwrap().forward(ids())), expected);
+    let first = whole.keys().next().unwrap().clone();
+    for away in ["../model-00001-of-00002.safetensors", "/etc/passwd", "..", ""] {
+        map(&|map| drop(map.insert(first.clone(), away.into())));
+        assert!(said(load()).contains("not the name of a file in the same folder"), "{away}: {}", said(load()));
+    }
+    map(&|map| drop(map.insert(first.clone(), shards[1].into())));
+    assert!(said(load()).contains("is not listed for that file"), "{}", said(load()));
+    map(&|map| drop(map.insert("model.more".into(), shards[1].into())));
+    let message = said(load());
+    assert!(
+        message.contains("tensor \"model.more\" should be in") && message.contains("does not have it"),
+        "{message}"
+    );
+    map(&|map| map.clear());
+    assert!(said(load()).contains("lists no tensor"), "{}", said(load()));
+    map(&|_| ());
+    std::fs::remove_file(path(shards[1])).unwrap();
+    assert!(said(load()).contains("the shard \"model-00002-of-00002.safetensors\""), "{}", said(load()));
+}
+
+#[test]
+fn saved_states_go_on() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("state.safetensors");
+    for name in PRESETS {
+        let model = config(name).init(6, &device).unwrap();
+        let ids = tensor(&tokens(2 * 12, 3), &device).reshape([2, 12]);
+        let mut state = model.state(2);
+        model.save_state(&state, &file).unwrap();
+        assert_eq!(model.load_state(&file).unwrap().positions(), [0, 0], "{name}: a fresh state");
+        model.resume(ids.clone().slice([0..2, 0..7]), &mut state);
+        model.save_state(&state, &file).unwrap();
+        let rest = ids.slice([0..2, 7..12]);
+        let expected = numbers(model.resume(rest.clone(), &mut state));
+        // Also by the other engine: a state is the same numbers.
+        for engine in [Engine::Kernels, Engine::Tensors] {
+            let model = Model::new(&config(name), engine, 6, &device).unwrap();
+            let mut loaded = model.load_state(&file).unwrap();
+            assert_eq!(loaded.positions(), [7, 7]);
+            assert_near(
+                &format!("{name} by {engine:?}"),
+                &numbers(model.resume(rest.clone(), &mut loaded)),
+                &expected,
+            );
+            assert_eq!(loaded.bytes(), state.bytes(), "{name}");
+        }
+        let mut other = config(name);
+        other.num_hidden_layers = 1;
+        let refused = other.init(6, &device).unwrap().load_state(&file).map(|_| ()).unwrap_err().to_string();
+        assert!(refused.contains("\"layers.1.") && refused.contains("another model?"), "{name}: {refused}");
+    }
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+    let model = config("gated-deltanet").init(6, &device).unwrap();
+    assert!(model.load_state(&file).map(|_| ()).unwrap_err().to_string().contains("state.safetensors"));
+}
+
+/// Whatever bit of a saved state is another, it is refused; so are states of other versions.
+#[test]
+fn changed_states_are_refused() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.state");
+    let model = config("falcon-1.3").init(1, &device).unwrap();
+    let mut state = model.state(1);
+    model.resume(tensor(&tokens(7, 2), &device).unsqueeze(), &mut state);
+    model.save_state(&state, &file).unwrap();
+    let whole = std::fs::read(&file).unwrap();
+    let said = |bytes: &[u8]| {
+        std::fs::write(&file, bytes).unwrap();
+        model.load_state(&file).map(|_| ()).unwrap_err().to_string()
+    };
+    let (header, data) = (8 + u64::from_le_bytes(*whole.first_chunk().unwrap()) as usize, whole.len());
+    for at in (header..data).step_by(41) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        let message = said(&bytes);
+        assert!(message.contains("a.state: damaged: its content has the SHA-256"), "byte {at}: {message}");
+    }
+    let version = replace(&whole, b"\"falcon_state\":\"2\"", b"\"falcon_state\":\"9\"");
+    assert!(said(&version).contains("format version \"9\""), "{}", said(&version));
+    falcon_nn::write_arrays(&file, &model.state_arrays(&state)).unwrap();
+    let old = said(&std::fs::read(&file).unwrap());
+    assert!(old.contains("earlier version") && old.contains("--state-out"), "{old}");
+    falcon_nn::write_arrays(&file, &NamedArrays::new()).unwrap();
+    let other = said(&std::fs::read(&file).unwrap());
+    assert!(other.contains("not a saved state"), "{other}");
+}
+
+#[test]
+fn hostile_states_are_refused() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("state.safetensors");
+    let model = config("falcon-3.3").init(1, &device).unwrap();
+    let mut state = model.state(1);
+    model.resume(tensor(&tokens(7, 2), &device).unsqueeze(), &mut state);
+    model.save_state(&state, &file).unwrap();
+    let (whole, _) = falcon_nn::read_sealed(&file).unwrap();
+    let said = |array: &str, shape: Vec<usize>, numbers: &[f32]| {
+        let mut arrays = whole.clone();
+        // Without numbers it is left out, and all that begins so.
+        if numbers.is_empty() {
+            arrays.retain(|name, _| !name.starts_with(array));
+        } else {
+            arrays.insert(array.into(), (shape, numbers.to_vec()));
+        }
+        falcon_nn::write_sealed(&file, &arrays, &falcon_nn::Metadata::new()).unwrap();
+        model.load_state(&file).map(|_| ()).unwrap_err().to_string()
+    };
+    for bad in [-7.0, 0.5, 1e30] {
+        assert!(said("layers.0.counts", vec![2, 1], &[bad, 1.0]).contains("which is no count"));
+        assert!(said("positions", vec![1, 2], &[0.0, bad]).contains("which is no count"));
+    }
+    for bad in [f32::NAN, f32::INFINITY] {
+        let (shape, mut numbers) = whole["layers.1.memory"].clone();
+        *numbers.last_mut().unwrap() = bad;
+        let last: Vec<usize> = shape.iter().map(|size| size - 1).collect();
+        let message = said("layers.1.memory", shape, &numbers);
+        assert!(
+            message.contains(&format!("tensor \"layers.1.memory\" holds {bad} at index {last:?}")),
+            "{message}"
+        );
+    }
+    assert!(said("layers.0.counts", vec![2, 1], &[9.0, 1.0]).contains("at most 3"));
+    assert!(said("layers.0.counts", vec![2, 1], &[3.0, 0.0]).contains("begun without a token"));
+    assert!(said("layers.0.conv", vec![0], &[]).contains("layers.0.conv"), "what was read is part of it");
+    assert!(said("positions", vec![0], &[]).contains("is it the state of a model?"));
+    // A million sequences in the positions, and one in the memory: nothing is made for them.
+    let message = said("positions", vec![1 << 20, 2], &vec![0.0; 2 << 20]);
+    assert!(message.contains("layers.0") && message.contains("1048576"), "{message}");
+}
+
+/// Caches have a part for all sequences, or one for each.
+#[test]
+fn hostile_caches_are_refused() {
+    let device = Device::flex();
+    let model = config("transformer").init(1, &device).unwrap();
+    let mut state = model.state(3);
+    model.run(tensor(&tokens(16, 2), &device), &Sequences::packed(&[4, 7, 5]), &mut state);
+    let said = |mut arrays: NamedArrays, change: fn(&mut NamedArrays)| {
+        change(&mut arrays);
+        model.restore_state(arrays, Path::new("file")).map(|_| ()).unwrap_err().to_string()
+    };
+    let read = || model.state_arrays(&state);
+    let message = said(read(), |arrays| drop(arrays.remove("layers.0.cache.2.keys")));
+    assert!(message.contains("\"layers.0.cache\" holds 2 parts for 3 sequences"), "{message}");
+    let message = said(read(), |arrays| drop(arrays.remove("layers.1.cache.2.values")));
+    assert!(message.contains("no tensor \"layers.1.cache.2.values\""), "{message}");
+    let message = said(read(), |arrays| drop(arrays.insert("positions".into(), (vec![3, 2], vec![0.0; 6]))));
+    assert!(message.contains("\"layers.0.cache.0.keys\" has shape [1, 2, 4, 8]"), "{message}");
+    let message = said(model.state_arrays(&model.state(3)), |arrays| {
+        for name in ["cache.0.keys", "cache.0.values", "cache.1.keys", "cache.1.values"] {
+            arrays.insert(format!("layers.0.{name}"), (vec![1, 2, 0, 8], Vec::new()));
+        }
+    });
+    assert!(message.contains("\"layers.0.cache\" holds 2 parts for 3 sequences"), "{message}");
+}
+
+fn said(result: Result<Model, falcon_nn::FileError>) -> String {
+    result.map(|_| ()).unwrap_err().to_string()
+}
+
+fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
+    let at = bytes.windows(from.len()).position(|window| window == from).unwrap();
+    [&bytes[..at], to, &bytes[at + from.len()..]].concat()
+}
