@@ -100,8 +100,11 @@ pub struct Comparable<'a> {
 /// Options of addition that say what is learnt, and not what is measured.
 const LEARNT: [&str; 4] = ["widths", "mixture", "sparse", "sparse_until"];
 
+/// Keys of a task and their values.
+type Keys = Vec<(String, String)>;
+
 /// What is measured: the keys of the task, with the content of the tokenizer, which may have the same name in two runs.
-fn measured(run: &RunRecord) -> Vec<(String, String)> {
+fn measured(run: &RunRecord) -> Keys {
     let task = run.config.get("task").and_then(toml::Value::as_table);
     let keys = task.into_iter().flatten().filter(|(key, _)| !LEARNT.contains(&key.as_str()));
     let tokenizer = std::fs::read(run.folder.join(TOKENIZER_FILE));
@@ -118,7 +121,7 @@ fn measured(run: &RunRecord) -> Vec<(String, String)> {
 
 /// Runs by what is measured, in the order of the first of each.
 pub fn comparable<'a>(runs: &[Shown<'a>]) -> Vec<Comparable<'a>> {
-    let mut groups: Vec<(Vec<(String, String)>, Vec<Shown<'a>>)> = Vec::new();
+    let mut groups: Vec<(Keys, Vec<Shown<'a>>)> = Vec::new();
     for run in runs {
         let measured = measured(run);
         match groups.iter_mut().find(|(known, _)| *known == measured) {
@@ -126,7 +129,7 @@ pub fn comparable<'a>(runs: &[Shown<'a>]) -> Vec<Comparable<'a>> {
             None => groups.push((measured, vec![run.clone()])),
         }
     }
-    let keys: Vec<Vec<(String, String)>> = groups.iter().map(|(measured, _)| measured.clone()).collect();
+    let keys: Vec<Keys> = groups.iter().map(|(measured, _)| measured.clone()).collect();
     let name =
         |keys: &[(String, String)]| keys.iter().find(|(key, _)| key == "name").map(|(_, name)| name.clone());
     let shown = |value: &String| if value.is_empty() { "none".into() } else { value.clone() };
@@ -139,7 +142,7 @@ pub fn comparable<'a>(runs: &[Shown<'a>]) -> Vec<Comparable<'a>> {
         if differing.is_empty() { name } else { format!("{name}: {}", differing.join(", ")) }
     };
     let alone = keys.len() < 2;
-    let of = |(measured, runs): (Vec<(String, String)>, Vec<Shown<'a>>)| Comparable {
+    let of = |(measured, runs): (Keys, Vec<Shown<'a>>)| Comparable {
         title: if alone { String::new() } else { title(&measured) },
         runs,
     };
