@@ -271,11 +271,14 @@ fn a_state_is_continued_by_many_prompts() {
     assert!(of(&["--echo"]).ends_with(&format!("\n\na dog{text}\n\n")), "{:?}", of(&["--echo"]));
     let piped = house.run(&[&["generate", "run", "--prompts", "-"], &greedy[..]].concat(), "a dog\n");
     assert_eq!(String::from_utf8(piped.stdout).unwrap(), format!("{text}\n\n"));
-    let stopped = house.json(&["generate", "run", "the lazy", "--temperature", "0", "--stop", "\\n"]);
-    assert_eq!(
-        (&stopped["texts"][0]["text"], &stopped["texts"][0]["ended_by"]),
-        (&" dog.".into(), &"stop".into())
-    );
+    let text = |more: &[&str]| {
+        let all = house.json(&[&["generate", "run", "the lazy", "--temperature", "0"], more].concat());
+        let [text, ended] = ["text", "ended_by"].map(|key| all["texts"][0][key].as_str().unwrap().to_string());
+        (text, ended)
+    };
+    let (whole, (stopped, ended)) = (text(&[]).0, text(&["--stop", "\\n"]));
+    assert!(whole.contains('\n') && ended == "stop", "{whole:?}");
+    assert_eq!(whole.split('\n').next(), Some(stopped.as_str()));
     house.refuses(&["generate", "run", "x", "--stop", "\\q"], "stands for nothing");
 }
 
@@ -377,7 +380,10 @@ fn bad_text_and_foreign_tokenizers_are_refused() {
     copy_folder(&house.path("run"), &house.path("copy"));
     let config = fs::read_to_string(house.path("run/config.toml")).unwrap();
     fs::write(house.path("copy/config.toml"), config.replace("book.json", "swapped.json")).unwrap();
-    house.refuses(&["train", "--run", "copy"], "task.tokenizer: swapped.json has changed since the run began");
+    house.refuses(&["train", "--run", "copy"], "config.toml: edited since the last checkpoint");
+    copy_folder(&house.path("run"), &house.path("copy"));
+    let swapped = ["train", "--run", "copy", "--set", "task.tokenizer=swapped.json"];
+    house.refuses(&swapped, "swapped.json has changed since the run began");
     let tokenizers = ["run", "copy"].map(|run| fs::read(house.path(run).join("tokenizer.json")).unwrap());
     assert_eq!(tokenizers[0], tokenizers[1]);
     // A damaged cache is made again. One of its own: the other tests are at work in theirs.

@@ -192,6 +192,16 @@ impl RunFolder {
             .map(|(key, before, now)| Change { key, before, now })
             .filter(|change| !PLACES.contains(&change.key.as_str()))
             .collect();
+        // The run uses its copy of the tokenizer, so that another one in the file would be ignored without a word.
+        const TOKENIZER: &str = "task.tokenizer";
+        let named = [trained_with.unwrap_or(&written), &written, &wanted].map(|text| value(text, TOKENIZER));
+        if let [Some(before), Some(now), wanted] = named
+            && before != now
+            && wanted.as_ref() != Some(&now)
+        {
+            let differences = Change { key: TOKENIZER.into(), before, now }.line();
+            return Err(FolderError::Edited { path: file.clone(), differences });
+        }
         let refused = |change: &Change| changes == Changes::Refuse || !may_change(&change.key);
         if changed.iter().any(refused) {
             changed.retain(refused);
