@@ -6,7 +6,7 @@
 //! which questions are asked. A file without a training split has its questions as examples of each other.
 
 use std::collections::HashMap;
-use std::fs;
+use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -15,7 +15,7 @@ use thiserror::Error;
 use super::choices::{Benchmark, Form, Splits};
 use super::likelihood::Request;
 use super::python_random::PythonRandom;
-use crate::data::{Tokenizer, in_line};
+use crate::data::{LineError, Lines, Tokenizer, in_line, open_regular};
 
 /// The harness' own seed for examples.
 const SEED: u32 = 1234;
@@ -197,13 +197,22 @@ impl Questions {
         limit: usize,
         shots: usize,
     ) -> Result<Self, BenchmarkError> {
-        let text = fs::read_to_string(path).map_err(|error| BenchmarkError::Io { path: path.into(), error })?;
+        let unread = |error| BenchmarkError::Io { path: path.into(), error };
+        let too_long = |error| match error {
+            LineError::Io(error) => unread(error),
+            error @ LineError::TooLong { .. } => unread(io::Error::other(error)),
+        };
         let (mut training, mut questions) = (Vec::new(), Vec::new());
-        for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            let wrong = |error| BenchmarkError::Line { path: path.into(), line: index + 1, error };
-            let line: Line = serde_json::from_str(line).map_err(|error| wrong(in_line(&error)))?;
+        let mut lines = Lines::new(BufReader::new(open_regular(path).map_err(unread)?));
+        while let Some((number, json)) = lines.next_line().map_err(too_long)? {
+            if json.trim_ascii().is_empty() {
+                continue;
+            }
+            let number = number as usize;
+            let wrong = |error| BenchmarkError::Line { path: path.into(), line: number, error };
+            let line: Line = serde_json::from_slice(json).map_err(|error| wrong(in_line(&error)))?;
             let split = if line.split.as_deref() == Some(TRAIN) { &mut training } else { &mut questions };
-            split.push(Item::of(benchmark.form, line, index + 1).map_err(wrong)?);
+            split.push(Item::of(benchmark.form, line, number).map_err(wrong)?);
         }
         let count = limit.min(questions.len());
         if count == 0 {
@@ -279,6 +288,8 @@ impl Questions {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::super::choices::fingerprint;
     use super::*;
 
