@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use falcon_lm::config::{Layer, RUN_FILE, RunConfig, RunConfigError};
+use falcon_lm::data::Check;
 use falcon_lm::train::{Outcome, TrainError, Trainer};
 use serde_json::{Value, json};
 use thiserror::Error;
@@ -37,11 +38,15 @@ pub enum TrainCommandError {
 
 /// Trains, and prints to stdout how it went. Tells how the run ended.
 pub fn run(args: &TrainArgs) -> Result<Outcome, TrainCommandError> {
-    let config = resolve(args)?;
+    let mut config = resolve(args)?;
     if args.dry_run {
         let text = if args.json { as_json(&config).to_string() + "\n" } else { config.to_toml() + "\n" };
         printed(io::stdout().write_all(text.as_bytes()))?;
         return Ok(Outcome::Finished);
+    }
+    config.task.keep_stdin(io::stdin().lock()).map_err(RunConfigError::from)?;
+    if args.verify {
+        config.task.set_check(Check::Full);
     }
     let folder = args.run.clone().unwrap_or_else(|| default_folder(&config));
     if !args.json {

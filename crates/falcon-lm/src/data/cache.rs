@@ -305,6 +305,8 @@ pub(crate) fn in_line(error: &serde_json::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     struct Made {

@@ -398,7 +398,7 @@ mod tests {
         assert!(tokens.iter().all(|token| (*token as usize) < tokenizer.size() && *token != tokenizer.end()));
         // Text it has not seen, too.
         assert_eq!(tokenizer.decode(&tokenizer.encode("Жук \u{0}")), "Жук \u{0}");
-        assert!(Tokenizer::learn(256, std::iter::empty()).unwrap_err().to_string().contains("256"));
+        assert!(Tokenizer::learn(256, std::iter::empty::<String>()).unwrap_err().to_string().contains("256"));
         let folder = tempfile::tempdir().unwrap();
         tokenizer.save(&folder.path().join(TOKENIZER_FILE)).unwrap();
         let again = Tokenizer::open(folder.path().to_str().unwrap()).unwrap();

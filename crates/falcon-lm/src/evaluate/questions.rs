@@ -31,7 +31,7 @@ pub enum BenchmarkError {
         /// The file.
         path: PathBuf,
         /// What the system said.
-        error: std::io::Error,
+        error: io::Error,
     },
     /// A line that is no question.
     #[error("{path}, line {line}: {error}")]
