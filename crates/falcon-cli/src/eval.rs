@@ -62,8 +62,8 @@ pub struct EvalArgs {
     #[arg(short, long, value_name = "JSON")]
     pub output: Option<PathBuf>,
 
-    /// Read all of the text and of the tokens kept of it, to be sure that they are what they were; otherwise their sizes, times and some
-    /// blocks.
+    /// Read all of the text and of the tokens kept of it, to be sure that they are what they were; otherwise their
+    /// sizes, times and some blocks.
     #[arg(long, requires = "text")]
     pub verify: bool,
 

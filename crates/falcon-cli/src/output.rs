@@ -1,4 +1,5 @@
-//! Files to be written when the work is done: whether they can be is known before it, and they replace nothing but an older result.
+//! Files to be written when the work is done: whether they can be is known before it, and they replace nothing but an
+//! older result.
 
 use std::fs::{self, File};
 use std::io::{self, Read};

@@ -39,8 +39,8 @@ pub struct TokenizerTrainArgs {
     #[arg(value_name = "TEXT", required = true)]
     pub text: Vec<PathBuf>,
 
-    /// Tokens it shall have, the 256 bytes and the end of a document among them. It has fewer where no two tokens stand side by side more
-    /// than once.
+    /// Tokens it shall have, the 256 bytes and the end of a document among them. It has fewer where no two tokens
+    /// stand side by side more than once.
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub size: usize,
 

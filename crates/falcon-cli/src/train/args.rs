@@ -41,8 +41,8 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
 
-    /// Read all of the text and of the tokens kept of it, to be sure that they are what they were; otherwise their sizes, times and some
-    /// blocks.
+    /// Read all of the text and of the tokens kept of it, to be sure that they are what they were; otherwise their
+    /// sizes, times and some blocks.
     #[arg(long)]
     pub verify: bool,
 

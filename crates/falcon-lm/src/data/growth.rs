@@ -1,12 +1,13 @@
 //! How much longer than its text the input of a tokenizer's model can become.
 //!
-//! A normaliser replaces parts of a text, and a `tokenizer.json` may name any replacement: a letter by a megabyte. The most that it can
-//! do is computed from its description when it is opened, before it is given any text.
+//! A normaliser replaces parts of a text, and a `tokenizer.json` may name any replacement: a letter by a megabyte.
+//! The most that it can do is computed from its description when it is opened, before it is given any text.
 
 use base64::Engine;
 use serde_json::Value;
 
-/// Bytes that a byte of text may become, at most. SentencePiece's own rules have 33 at one sign, and rules follow one another.
+/// Bytes that a byte of text may become, at most. SentencePiece's own rules have 33 at one sign, and rules follow one
+/// another.
 pub(super) const MOST: f64 = 256.0;
 
 /// Bytes that a byte of text can become by a normaliser or decoder, at most.

@@ -54,7 +54,8 @@ impl<R: BufRead> Lines<R> {
         Self { reader, line: Vec::new(), number: 0, limit: LONGEST_LINE }
     }
 
-    /// The next line with its number, counted from 1, without the line end of Unix or Windows. None at the end of the file.
+    /// The next line with its number, counted from 1, without the line end of Unix or Windows. None at the end of the
+    /// file.
     pub fn next_line(&mut self) -> Result<Option<(u64, &[u8])>, LineError> {
         self.line.clear();
         // One byte more than a line may have, and its end.

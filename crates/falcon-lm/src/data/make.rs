@@ -225,7 +225,8 @@ impl Encoders {
         self.receive(0, write, progress)
     }
 
-    /// Writes in order, until at most `left` are under way. Asks at least once whether to stop, and again every [`TURN`].
+    /// Writes in order, until at most `left` are under way. Asks at least once whether to stop, and again every
+    /// [`TURN`].
     fn receive(
         &mut self,
         left: u64,

@@ -14,7 +14,7 @@ use thiserror::Error;
 use super::cache::in_line;
 use super::compressed::decompressed;
 use super::detokenize::{Detokenizer, Pages};
-use super::lines::{LineError, Lines};
+use super::lines::{LONGEST_LINE, LineError, Lines};
 use super::regular::{not_text, refused};
 use super::stamp::{FileStamp, hex};
 use super::walk::text_files;
@@ -102,6 +102,16 @@ pub enum SourceError {
     /// It was asked to stop.
     #[error("interrupted while text was looked for")]
     Interrupted,
+    /// A page that is too long to be held.
+    #[error(
+        "{path}: a page of more than {} MiB without a title after it; divide it by titles such as \" = Title = \", or read it \
+         without --detokenize",
+        LONGEST_LINE >> 20
+    )]
+    Page {
+        /// The file.
+        path: PathBuf,
+    },
     /// There is none.
     #[error(
         "{path} has no text; of a folder, files that end in .txt, .md or .jsonl are read, and those with .xz, .gz or .zst after that"
@@ -229,7 +239,13 @@ impl Source {
                 None => read_file(path, &mut take)?,
                 Some(detokenizer) => {
                     let mut pages = Pages::new(detokenizer);
-                    read_file(path, &mut |piece| pages.add(&piece, &mut take))?;
+                    read_file(path, &mut |piece| {
+                        pages.add(&piece, &mut take)?;
+                        match pages.held() > LONGEST_LINE {
+                            true => Err(SourceError::Page { path: path.clone() }.into()),
+                            false => Ok(()),
+                        }
+                    })?;
                     pages.finish(&mut take)?;
                 }
             }

@@ -26,7 +26,8 @@ const ENDS: [&str; 8] =
 
 /// Bytes of a file of a tokenizer, at most. The largest that are known have half of it.
 const LARGEST_FILE: u64 = 64 << 20;
-/// Bytes of a word that is learnt from, at most. Learning takes time by the square of a word's length, and no language has such words.
+/// Bytes of a word that is learnt from, at most. Learning takes time by the square of a word's length, and no
+/// language has such words.
 const LONGEST_WORD: usize = 256;
 
 /// Characters that a vocabulary is unlikely to have, of every length in bytes.
@@ -178,8 +179,8 @@ impl Tokenizer {
         Self { plain: true, ..Self::with_end(inner) }
     }
 
-    /// Learns a byte-pair encoding: joins the most frequent pair of tokens in `texts` again and again, until there are `size` tokens, or
-    /// no pair is there twice.
+    /// Learns a byte-pair encoding: joins the most frequent pair of tokens in `texts` again and again, until there
+    /// are `size` tokens, or no pair is there twice.
     pub fn learn<S: AsRef<str> + Send>(
         size: usize,
         texts: impl Iterator<Item = S> + Send,
@@ -282,8 +283,8 @@ impl Tokenizer {
         hex(&Sha256::digest(&self.json)[..8])
     }
 
-    /// Text to numbers, without an end. For short text: a tokenizer that was opened can encode any that does not exceed the limits of its
-    /// regular expressions.
+    /// Text to numbers, without an end. For short text: a tokenizer that was opened can encode any that does not
+    /// exceed the limits of its regular expressions.
     pub fn encode(&self, text: &str) -> Vec<u32> {
         self.try_encode(text).expect("it was tried with strange text")
     }

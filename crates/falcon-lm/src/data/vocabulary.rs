@@ -1,5 +1,5 @@
-//! What a `tokenizer.json` or `vocab.json` asks for, found out before the library makes anything of it: a single number in it could
-//! ask for any amount of memory.
+//! What a `tokenizer.json` or `vocab.json` asks for, found out before the library makes anything of it: a single
+//! number in it could ask for any amount of memory.
 
 use std::fmt;
 

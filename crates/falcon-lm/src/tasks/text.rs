@@ -59,8 +59,8 @@ impl TextConfig {
         if named && self.train.iter().len() > 0 { Ok(()) } else { Err(TaskError::NoData { name: "train" }) }
     }
 
-    /// Reads standard input if it is one of the texts to learn from, and keeps it in a file that takes its place. The file is named by its
-    /// contents: the same text given again is the same configuration.
+    /// Reads standard input if it is one of the texts to learn from, and keeps it in a file that takes its place. The
+    /// file is named by its contents: the same text given again is the same configuration.
     pub fn keep_stdin(&mut self, input: impl std::io::Read) -> Result<(), TaskError> {
         let wrong = |error| TaskError::Data { name: "train", error: Box::new(error) };
         let mut given = self.train.iter_mut().filter(|text| text.path == Path::new(STDIN));
@@ -108,8 +108,8 @@ impl Part {
         Self { tokens, learnt, windows, drawn }
     }
 
-    /// The window that is number `place` of those that a pass takes. Passes that do not take all go on where the one before ended, by steps
-    /// that spread each of them over the whole text.
+    /// The window that is number `place` of those that a pass takes. Passes that do not take all go on where the one
+    /// before ended, by steps that spread each of them over the whole text.
     fn window(&self, pass: u64, place: u64) -> u64 {
         let number = (u128::from(pass) * u128::from(self.drawn) + u128::from(place)) % u128::from(self.windows);
         match self.drawn.is_multiple_of(self.windows) {
@@ -212,8 +212,8 @@ impl Text {
         }
     }
 
-    /// The text that sequence number `index` of a run is from, and where it begins there: every pass over the texts takes all windows, as
-    /// often as their text's weight says, in an order of its own.
+    /// The text that sequence number `index` of a run is from, and where it begins there: every pass over the texts
+    /// takes all windows, as often as their text's weight says, in an order of its own.
     fn window(&mut self, seed: u64, index: u64) -> (usize, usize) {
         let all: u64 = self.train.iter().map(|part| part.drawn).sum();
         let (pass, place) = (index / all, (index % all) as usize);
