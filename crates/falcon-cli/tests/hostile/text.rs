@@ -113,7 +113,8 @@ const CASES: &[Case] = &[
         },
         "tokenizer train letters.txt --size 4096 -o tokenizer.json",
         &["4096 tokens"],
-    ),
+    )
+    .seconds(100),
     Case::refused(
         "a line of JSON without end",
         |folder| hole(&folder.join("long.jsonl"), (256 << 20) + 10),

@@ -239,7 +239,7 @@ impl Source {
                 None => read_file(path, &mut take)?,
                 Some(detokenizer) => {
                     let mut pages = Pages::new(detokenizer);
-                    read_file(path, &mut |piece| {
+                    read_file(path, &mut |piece| -> Result<(), E> {
                         pages.add(&piece, &mut take)?;
                         match pages.held() > LONGEST_LINE {
                             true => Err(SourceError::Page { path: path.clone() }.into()),
