@@ -126,7 +126,7 @@ pub struct ScanArgs {
     #[arg(value_name = "IN")]
     pub input: PathBuf,
 
-    /// The safetensors file to write. May be IN. On error it is not touched.
+    /// The safetensors file to write; not IN, nor a file that is no result of a scan. On error it is not touched.
     #[arg(short, long, value_name = "OUT")]
     pub output: PathBuf,
 

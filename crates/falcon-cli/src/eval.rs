@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use clap::Args;
-use falcon_lm::data::CacheError;
+use falcon_lm::data::{CacheError, Check};
 use falcon_lm::evaluate::{BENCHMARKS, Benchmark, BenchmarkError, Estimate, Exam, ModelResult, TextResult};
 use falcon_lm::report::{aligned, table_head, table_line};
 use falcon_lm::train::Outcome;
@@ -17,7 +17,7 @@ use thiserror::Error;
 use crate::args::{DetokenizeArg, exam_texts};
 use crate::interrupt::stop_on_interrupt;
 use crate::names::Names;
-use crate::output::{self, printed};
+use crate::output::{self, Kind, printed};
 use crate::progress::measuring;
 use crate::threads::{ThreadsError, use_threads};
 
@@ -61,6 +61,11 @@ pub struct EvalArgs {
     /// Keep results in this JSON file as they come; what is in it already is not measured again.
     #[arg(short, long, value_name = "JSON")]
     pub output: Option<PathBuf>,
+
+    /// Read all of the text and of the tokens kept of it, to be sure that they are what they were; otherwise their
+    /// sizes, times and some blocks.
+    #[arg(long, requires = "text")]
+    pub verify: bool,
 
     /// A tokenizer other than the models' own.
     #[arg(long, value_name = "PATH")]
@@ -130,6 +135,9 @@ ENVIRONMENT
 
   FALCON_CACHE    the folder where text is kept as tokens, to be made into tokens only once; by
                   default $XDG_CACHE_HOME/falcon or ~/.cache/falcon. It may be deleted any time.
+  FALCON_MAX_EXPANSION
+                  how many times its size a compressed file may have as text, if that is more than
+                  64 MiB; by default 200.
 
 EXAMPLES
 
@@ -192,20 +200,24 @@ pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
         return Err(EvalError::Nothing);
     }
     use_threads(args.threads.map(Into::into))?;
-    stop_on_interrupt(STOPPING);
     // All that can be wrong first: it should not be found after an hour.
     let shots: Vec<usize> = args.shots.iter().map(|shots| usize::from(*shots)).collect();
     let mut exam = Exam::new(exam_texts(&args.text, args.detokenize), args.window);
     let folder = args.data.as_deref().unwrap_or(Path::new("."));
     exam.ask(&benchmarks, folder, args.limit.unwrap_or(usize::MAX), &shots)?;
+    exam.check = if args.verify { Check::Full } else { Check::Sampled };
     exam.check()?;
     if let Some(path) = &args.output {
-        output::check(path).map_err(|error| EvalError::Io { path: path.clone(), error })?;
+        let questions = benchmarks.iter().map(|benchmark| folder.join(format!("{}.jsonl", benchmark.name)));
+        let inputs: Vec<PathBuf> = args.text.iter().cloned().chain(questions).collect();
+        output::check(path, Kind::Json, &inputs).map_err(|error| EvalError::Io { path: path.clone(), error })?;
     }
     let mut known = args.output.as_deref().map_or(Ok(Vec::new()), read)?;
     for path in &args.models {
         Trained::check(path)?;
     }
+    // From here on there is something to keep; before, Ctrl-C simply ends the program.
+    stop_on_interrupt(STOPPING);
     let (mut shown, mut outcome) = (Vec::new(), Outcome::Finished);
     for path in &args.models {
         let trained = Trained::open(path, args.tokenizer.as_deref(), &Device::flex())?;

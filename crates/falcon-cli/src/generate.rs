@@ -22,7 +22,7 @@ use thiserror::Error;
 
 use self::prompts::{Lines, Prompt, unescape, visible};
 use crate::interrupt::stop_on_interrupt;
-use crate::output;
+use crate::output::{self, Kind};
 use crate::progress::Progress;
 use crate::threads::{ThreadsError, use_threads};
 
@@ -233,7 +233,8 @@ fn say_all(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
     let sampling = Sampling { temperature, top_k, top_p, repetition_penalty, seed };
     sampling.validate()?;
     if let Some(path) = &args.state_out {
-        output::check(path).map_err(|error| FileError::Io { path: path.clone(), error })?;
+        let inputs = [Some(&args.model), args.file.as_ref(), args.prompts.as_ref()].into_iter().flatten();
+        output::check(path, Kind::State, inputs).map_err(|error| FileError::Io { path: path.clone(), error })?;
     }
     use_threads(args.threads.map(Into::into))?;
     // What cannot be read is said before the model is opened.

@@ -1,17 +1,79 @@
-//! Files to be written when the work is done: whether they can be is known before it.
+//! Files to be written when the work is done: whether they can be is known before it, and they replace nothing but an
+//! older result.
 
-use std::io;
-use std::path::Path;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 
+use falcon_lm::data::is_text_name;
 use falcon_nn::aside_file;
+
+/// What is to be written. Only a file of the same kind, or an empty one, is replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A `tokenizer.json`.
+    Tokenizer,
+    /// A state of a model that is saved to be gone on from.
+    State,
+    /// The results of a scan, in a safetensors file.
+    Scan,
+    /// A page of HTML.
+    Html,
+    /// Results as JSON.
+    Json,
+    /// A picture.
+    Svg,
+    /// A page of text into which tables are put. It must be there, and what is in it stays.
+    Page,
+}
+
+/// Bytes of a file by which its kind is told.
+const BEGINNING: u64 = 1 << 20;
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Tokenizer => "a tokenizer (JSON)",
+            Self::State => "a saved state (safetensors)",
+            Self::Scan => "results of a scan (safetensors)",
+            Self::Html => "an HTML page",
+            Self::Json => "results (JSON)",
+            Self::Svg => "an SVG picture",
+            Self::Page => "a page of text",
+        }
+    }
+
+    /// Whether a file that begins so may be of this kind.
+    fn recognises(self, beginning: &[u8]) -> bool {
+        let text = beginning.trim_ascii_start();
+        let contains = |word: &str| beginning.windows(word.len()).any(|bytes| bytes == word.as_bytes());
+        let begins = |word: &str| text.get(..word.len()).is_some_and(|t| t.eq_ignore_ascii_case(word.as_bytes()));
+        // The length of the header, and the header.
+        let tensors = || beginning.get(8) == Some(&b'{') && beginning.get(6..8) == Some(&[0, 0]);
+        match self {
+            Self::Tokenizer => begins("{") && contains("\"added_tokens\""),
+            Self::State => tensors() && contains("\"positions\""),
+            Self::Scan => tensors() && contains("\"out."),
+            Self::Html => begins("<!doctype html") || begins("<html"),
+            Self::Json => begins("[") || begins("{"),
+            Self::Svg => begins("<svg") || begins("<?xml"),
+            // What is put into it finds its place by marks, or fails.
+            Self::Page => true,
+        }
+    }
+}
 
 /// The folder of a file.
 fn folder(file: &Path) -> &Path {
     file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Refuses a place that nothing can be written to.
-pub(crate) fn check(file: &Path) -> io::Result<()> {
+/// Refuses a place that nothing can be written to, one of the `inputs`, and a file of another kind.
+pub(crate) fn check<'a>(
+    file: &Path,
+    kind: Kind,
+    inputs: impl IntoIterator<Item = &'a (impl AsRef<Path> + ?Sized + 'a)>,
+) -> io::Result<()> {
     let wrong = |what: String| Err(io::Error::other(what));
     // Replacing a device such as /dev/null by a file would surprise; so would replacing a folder.
     if file.file_name().is_none() || file.metadata().is_ok_and(|found| !found.is_file()) {
@@ -21,8 +83,58 @@ pub(crate) fn check(file: &Path) -> io::Result<()> {
     if !folder.is_dir() {
         return wrong(format!("there is no folder {}: make it first", folder.display()));
     }
+    for input in inputs {
+        let input = input.as_ref();
+        if is_same(file, input) {
+            let input = input.display();
+            return wrong(format!(
+                "this is the input {input} and would be replaced; choose another name for the output"
+            ));
+        }
+        if is_read_from(file, input) {
+            let input = input.display();
+            return wrong(format!(
+                "this would be read as text of the input {input}; choose a name outside that folder"
+            ));
+        }
+    }
+    if let Ok(found) = File::open(file) {
+        let mut beginning = Vec::new();
+        found.take(BEGINNING).read_to_end(&mut beginning)?;
+        if !beginning.is_empty() && !kind.recognises(&beginning) {
+            let kind = kind.name();
+            return wrong(format!(
+                "there is a file of another kind than {kind}; choose another name for the output"
+            ));
+        }
+    }
     // It vanishes again at once.
     aside_file(folder).map(drop)
+}
+
+/// Whether two names lead to one file, also through links.
+fn is_same(file: &Path, input: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let place = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+        if place(file).is_some_and(|here| place(input) == Some(here)) {
+            return true;
+        }
+    }
+    real(file).is_some_and(|here| fs::canonicalize(input).is_ok_and(|there| there == here))
+}
+
+/// Whether a file is, or would be, one of the texts of a folder.
+fn is_read_from(file: &Path, input: &Path) -> bool {
+    input.is_dir()
+        && file.file_name().is_some_and(is_text_name)
+        && real(file).is_some_and(|here| fs::canonicalize(input).is_ok_and(|there| here.starts_with(there)))
+}
+
+/// Where a file is or will be.
+fn real(file: &Path) -> Option<PathBuf> {
+    fs::canonicalize(file).ok().or_else(|| Some(fs::canonicalize(folder(file)).ok()?.join(file.file_name()?)))
 }
 
 /// What became of printing. A reader of stdout who has seen enough is no failure, and no reason to do less.
@@ -30,5 +142,71 @@ pub(crate) fn printed(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(file: &Path, kind: Kind, inputs: &[&Path]) -> String {
+        check(file, kind, inputs.iter().copied()).map_or_else(|error| error.to_string(), |()| "fine".into())
+    }
+
+    #[test]
+    fn an_input_is_never_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir(at("books")).unwrap();
+        fs::write(at("books/a.txt"), "").unwrap();
+        let (a, books) = (at("books/a.txt"), at("books"));
+        assert!(said(&a, Kind::Tokenizer, &[&a]).contains("this is the input"));
+        assert!(said(&at("books/../books/a.txt"), Kind::Tokenizer, &[&a]).contains("this is the input"));
+        assert!(said(&at("books/new.txt"), Kind::Tokenizer, &[&books]).contains("read as text of the input"));
+        assert!(said(&at("books/new.jsonl.gz"), Kind::Tokenizer, &[&books]).contains("outside that folder"));
+        assert_eq!(said(&at("books/new.json"), Kind::Tokenizer, &[&books]), "fine");
+        assert_eq!(said(&at("b.txt"), Kind::Tokenizer, &[&books]), "fine");
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::symlink(&a, at("link")).unwrap();
+            fs::hard_link(&a, at("hard")).unwrap();
+            for name in ["link", "hard"] {
+                assert!(said(&at(name), Kind::Tokenizer, &[&a]).contains("this is the input"), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_files_of_the_same_kind_are_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out");
+        let tensors = |name: &str| {
+            let header = format!("{{\"{name}\":{{}}}}");
+            [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()
+        };
+        let tokenizer = br#"{"version":"1.0","added_tokens":[]}"#.to_vec();
+        let kinds = [
+            (Kind::Tokenizer, tokenizer),
+            (Kind::State, tensors("positions")),
+            (Kind::Scan, tensors("out.o")),
+            (Kind::Html, b"<!DOCTYPE html>".to_vec()),
+            (Kind::Json, b" [ ]".to_vec()),
+            (Kind::Svg, b"<svg xmlns=".to_vec()),
+        ];
+        for (kind, bytes) in &kinds {
+            for (other, contents) in &kinds {
+                fs::write(&path, contents).unwrap();
+                let said = said(&path, *kind, &[]);
+                // A tokenizer is JSON, too.
+                let fits = kind == other || (*kind, *other) == (Kind::Json, Kind::Tokenizer);
+                assert_eq!(said == "fine", fits, "{kind:?} over {other:?}: {said}");
+            }
+            for contents in [&b"Once upon a time"[..], &tensors("model.embeddings.weight")] {
+                fs::write(&path, contents).unwrap();
+                assert!(said(&path, *kind, &[]).contains("another kind than"), "{kind:?}");
+            }
+            fs::write(&path, "").unwrap();
+            assert_eq!(said(&path, *kind, &[]), "fine", "{kind:?} over {} bytes", bytes.len());
+        }
     }
 }

@@ -10,7 +10,7 @@ use falcon_nn::write_file;
 use serde_json::json;
 use thiserror::Error;
 
-use crate::output::{self, printed};
+use crate::output::{self, Kind, printed};
 
 /// Arguments of `falcon report`.
 #[derive(Debug, Args)]
@@ -71,7 +71,7 @@ fn read(folder: &Path) -> Result<Vec<RunRecord>, ReportError> {
 pub fn run(args: &ReportArgs) -> Result<(), ReportCommandError> {
     let path = &args.output;
     let failed = |error| ReportCommandError::Page { path: path.clone(), error };
-    output::check(path).map_err(failed)?;
+    output::check(path, Kind::Html, &args.runs).map_err(failed)?;
     let mut runs = Vec::new();
     for folder in &args.runs {
         runs.extend(read(folder)?);

@@ -37,7 +37,9 @@ fn refused(what: &str, bytes: &[u8], words: &[&str]) {
     let folder = TempDir::new().unwrap();
     let (input, fresh, old) = (folder.path().join("in"), folder.path().join("fresh"), folder.path().join("old"));
     std::fs::write(&input, bytes).unwrap();
-    std::fs::write(&old, "precious").unwrap();
+    // Results of an earlier scan: nothing else would be replaced anyway.
+    let precious = std::fs::read(golden_path("falcon3_continuation")).unwrap();
+    std::fs::write(&old, &precious).unwrap();
     for output in [&fresh, &old] {
         let ran = falcon(&["scan", path(&input), "--output", path(output), "--grad"]);
         let said = text(&ran.stderr);
@@ -49,7 +51,7 @@ fn refused(what: &str, bytes: &[u8], words: &[&str]) {
         assert_eq!(said.lines().count(), 1, "{what}: {said}");
     }
     assert_eq!(names(folder.path()), ["in", "old"], "{what}");
-    assert_eq!(std::fs::read_to_string(&old).unwrap(), "precious", "{what}");
+    assert!(std::fs::read(&old).unwrap() == precious, "{what}");
 }
 
 fn base() -> File {
@@ -95,14 +97,23 @@ fn json_says_the_same() {
 }
 
 #[test]
-fn the_output_may_be_the_input() {
+fn the_output_replaces_neither_the_input_nor_other_files() {
     let folder = TempDir::new().unwrap();
-    let file = folder.path().join("case");
+    let (file, other) = (folder.path().join("case"), folder.path().join("weights"));
     std::fs::write(&file, base().bytes()).unwrap();
-    let ran = falcon(&["scan", path(&file), "--output", path(&file)]);
-    assert!(ran.status.success(), "{}", text(&ran.stderr));
-    assert!(File::parse(&std::fs::read(&file).unwrap()).tensors.contains_key("out.o"));
-    assert_eq!(names(folder.path()), ["case"]);
+    // A safetensors file, but no results of a scan.
+    std::fs::copy(&file, &other).unwrap();
+    for (output, word) in [(&file, "this is the input"), (&other, "another kind than results of a scan")] {
+        let ran = falcon(&["scan", path(&file), "--output", path(output)]);
+        let said = text(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(2), "{said}");
+        assert!(
+            said.contains(path(output)) && said.contains(word) && said.contains("choose another name"),
+            "{said}"
+        );
+        assert!(std::fs::read(output).unwrap() == base().bytes());
+    }
+    assert_eq!(names(folder.path()), ["case", "weights"]);
 }
 
 #[test]

@@ -401,6 +401,16 @@ fn overlay<T: Serialize + DeserializeOwned>(
 /// The keys of a section, in the order that its type declares them.
 fn keys<T: Serialize>(section: &T) -> String {
     let mut text = toml::to_string(section).expect("a configuration is plain data");
+    // Tables in a list would begin sections of their own; they are written within their line.
+    if let Some(at) = text.find("[[") {
+        text.truncate(at);
+        let all = toml::Table::try_from(section).expect("a configuration is plain data");
+        let in_lists =
+            |value: &toml::Value| value.as_array().is_some_and(|list| list.iter().all(toml::Value::is_table));
+        for (key, value) in all.iter().filter(|(_, value)| in_lists(value)) {
+            text += &format!("{key} = {value}\n");
+        }
+    }
     if let Ok(Value::Object(all)) = serde_json::to_value(section) {
         for (key, _) in all.iter().filter(|(_, value)| value.is_null()) {
             text += &format!("{key} = {NONE:?}\n");
@@ -437,6 +447,12 @@ mod tests {
         }
         let text = resolved("[task]\nname = \"text\"\ntrain = \"a b.txt\"", &["model.rope_theta=none"]).unwrap();
         assert_eq!(resolved(&text.to_toml(), &[]).unwrap(), text);
+        for train in
+            [r#"["a","b"]"#, r#"[{path="a",weight=2},"b"]"#, r#"[{path="a",weight=2},{path="b",weight=0.5}]"#]
+        {
+            let text = resolved("", &["task.name=text", &format!("task.train={train}")]).unwrap();
+            assert_eq!(resolved(&text.to_toml(), &[]).unwrap(), text, "{}", text.to_toml());
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::child::Child;
 use super::error::BenchError;
 use super::schedule::median;
 use super::table::Text;
-use crate::output;
+use crate::output::{self, Kind};
 use crate::progress::{Progress, with_spinner};
 use crate::threads::{all_cores, use_threads};
 
@@ -44,7 +44,8 @@ struct Answer {
 /// there, and the last that did is told.
 pub(super) fn run(args: &GenerateBenchArgs) -> Result<(Table, Option<BenchError>), BenchError> {
     if let Some(path) = &args.picture {
-        output::check(path).map_err(|error| BenchError::File { path: path.clone(), error })?;
+        output::check(path, Kind::Svg, &[] as &[&str])
+            .map_err(|error| BenchError::File { path: path.clone(), error })?;
     }
     let threads = args.threads.unwrap_or_else(all_cores);
     let mut contexts = args.contexts.clone();

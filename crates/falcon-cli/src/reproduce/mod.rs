@@ -27,7 +27,7 @@ pub use args::{Ablation, AdditionArgs, LanguageArgs, ReproduceArgs, ReproduceCom
 
 use self::plan::Planned;
 use crate::interrupt::{SAVING, stop_on_interrupt};
-use crate::output::{self, printed};
+use crate::output::{self, Kind, printed};
 use crate::threads::{self, ThreadsError, all_cores};
 use crate::train::Show;
 
@@ -134,7 +134,8 @@ pub fn run(args: &ReproduceArgs) -> Result<Outcome, ReproduceError> {
 fn again<R: Results>(args: &RowsArgs) -> Result<Outcome, ReproduceError> {
     let folder = args.from.as_deref().expect("asked for by --from");
     if let Some(path) = &args.into {
-        output::check(path).map_err(|error| ReproduceError::Io { path: path.clone(), error })?;
+        output::check(path, Kind::Page, [&folder.join(RESULTS_FILE)])
+            .map_err(|error| ReproduceError::Io { path: path.clone(), error })?;
     }
     let record = R::read(folder)?;
     record.write(folder)?;

@@ -22,7 +22,8 @@ pub use file::Case;
 pub use tensors::{Data, Tensor, Tensors};
 pub use variant::names as variants;
 
-use crate::{output, threads};
+use crate::output::{self, Kind};
+use crate::threads;
 use number::Number;
 use plan::Plan;
 use variant::Model;
@@ -152,10 +153,10 @@ pub struct Report {
     pub output: PathBuf,
 }
 
-/// Runs the file `input` and writes the results to `output`, which may be the same path. On error nothing is written.
+/// Runs the file `input` and writes the results to `output`, which must be another file. On error nothing is written.
 pub fn run_file(input: &Path, output: &Path, options: &Options) -> Result<Report, ScanError> {
     let failed = |source| ScanError::Write { path: output.into(), source };
-    output::check(output).map_err(failed)?;
+    output::check(output, Kind::Scan, [input]).map_err(failed)?;
     let bytes = std::fs::read(input).map_err(|source| ScanError::Read { path: input.into(), source })?;
     let start = Instant::now();
     let Outcome { tensors, meta, summary } = run(&bytes, options)?;

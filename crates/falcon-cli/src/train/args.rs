@@ -68,6 +68,11 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
 
+    /// Read all of the text and of the tokens kept of it, to be sure that they are what they were; otherwise their
+    /// sizes, times and some blocks.
+    #[arg(long)]
+    pub verify: bool,
+
     /// Print the resolved configuration and the memory it would need, and stop; with --json, as JSON.
     #[arg(long)]
     pub dry_run: bool,
@@ -124,7 +129,10 @@ const EXAMPLE: &str = r#"A COMPLETE FILE
 
   [task]
   name = "text"
-  train = "books/"            # learn from a file, or from a folder of .txt, .md and .jsonl files,
+  train = "books/"            # learn from a file, or from a folder of .txt, .md and .jsonl files;
+                              # ["a.txt", "b/"] are several, [{ path = "a.txt", weight = 2 }, "b/"]
+                              # draws a.txt twice as often as its size says; "-" is standard input,
+                              # which is kept in FALCON_CACHE for the run to go on from
   valid = "other.txt.xz"      # measured on this one; without it, on the last twentieth;
                               # .xz, .gz and .zst are read as they are
   tokenizer = "bytes"         # or a tokenizer.json, or a folder with vocab.json and merges.txt
@@ -143,6 +151,9 @@ ENVIRONMENT
 
   FALCON_CACHE    the folder where text is kept as tokens, to be made into tokens only once; by
                   default $XDG_CACHE_HOME/falcon or ~/.cache/falcon. It may be deleted any time.
+  FALCON_MAX_EXPANSION
+                  how many times its size a compressed file may have as text, if that is more than
+                  64 MiB; by default 200.
 
 EXAMPLES
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use falcon_lm::config::{Layer, RUN_FILE, RunConfig, RunConfigError};
-use falcon_lm::data::Tokenizer;
+use falcon_lm::data::{Check, Tokenizer};
 use falcon_lm::train::{Changes, Footprint, FootprintError, Opening, Outcome, TrainError, Trainer, fresh_model};
 use falcon_lm::transfer::{Pretrained, TransferError};
 use falcon_nn::Model;
@@ -47,7 +47,7 @@ pub enum TrainCommandError {
 
 /// Trains, and prints to stdout how it went. Tells how the run ended.
 pub fn run(args: &TrainArgs) -> Result<Outcome, TrainCommandError> {
-    let Plan { config, folder, named } = plan(args)?;
+    let Plan { mut config, folder, named } = plan(args)?;
     let footprint = Footprint::of(&config);
     if args.dry_run {
         let text = match args.json {
@@ -59,6 +59,10 @@ pub fn run(args: &TrainArgs) -> Result<Outcome, TrainCommandError> {
     }
     if !args.no_memory_check {
         footprint.check()?;
+    }
+    config.task.keep_stdin(io::stdin().lock()).map_err(RunConfigError::from)?;
+    if args.verify {
+        config.task.set_check(Check::Full);
     }
     if args.verbose {
         // What the run is told, not what comes of it: nobody need read it.

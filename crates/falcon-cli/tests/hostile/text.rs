@@ -1,12 +1,51 @@
 //! Text that is learnt from or measured, and tokenizers made from it.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::Path;
+use std::process::Command;
 
 use crate::case::{Case, run_all};
 
 fn corpus(folder: &Path) {
     fs::write(folder.join("corpus.txt"), "one two three\n".repeat(100)).unwrap();
+}
+
+fn books(folder: &Path) {
+    fs::create_dir(folder.join("books")).unwrap();
+    fs::write(folder.join("books/a.txt"), "one two three\n".repeat(100)).unwrap();
+}
+
+fn pipe(folder: &Path, name: &str) {
+    assert!(Command::new("mkfifo").arg(folder.join(name)).status().unwrap().success());
+}
+
+/// A file with a hole: it has a length, and takes no room.
+fn hole(path: &Path, bytes: u64) {
+    File::create(path).unwrap().set_len(bytes).unwrap();
+}
+
+/// A frame of zstd with blocks of one repeated letter: 4 bytes for every 128 KiB.
+fn bomb(path: &Path, blocks: usize) {
+    let mut frame = 0xfd2f_b528u32.to_le_bytes().to_vec();
+    // A window of 128 KiB, and neither a length nor a checksum.
+    frame.extend([0, 7 << 3]);
+    for block in 1..=blocks {
+        let header = (128 << 10) << 3 | 1 << 1 | u32::from(block == blocks);
+        frame.extend(&header.to_le_bytes()[..3]);
+        frame.push(b'a');
+    }
+    fs::write(path, frame).unwrap();
+}
+
+/// A tokenizer of words, with one token of this number and this normaliser.
+fn tokenizer(folder: &Path, id: u64, normalizer: &str) {
+    corpus(folder);
+    let json = format!(
+        r#"{{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": {normalizer},
+        "pre_tokenizer": {{"type": "Whitespace"}}, "post_processor": null, "decoder": null,
+        "model": {{"type": "WordLevel", "vocab": {{"</s>": 0, "[UNK]": 1, "a": {id}}}, "unk_token": "[UNK]"}}}}"#
+    );
+    fs::write(folder.join("tokenizer.json"), json).unwrap();
 }
 
 const CASES: &[Case] = &[
@@ -19,9 +58,176 @@ const CASES: &[Case] = &[
     Case::works(
         "a small corpus",
         corpus,
-        "tokenizer train corpus.txt --size 260 -o tokenizer.json",
+        "tokenizer train corpus.txt --size 260 -o tokenizer.json --threads 2",
         &["260 tokens"],
     ),
+    Case::works(
+        "a larger vocabulary than the text has",
+        corpus,
+        "tokenizer train corpus.txt --size 60000 -o tokenizer.json --json",
+        &["\"asked\":60000", "not the 60000 that were asked for"],
+    ),
+    Case::works(
+        "a corpus on standard input",
+        corpus,
+        "tokenizer train - --size 260 -o tokenizer.json",
+        &["260 tokens"],
+    )
+    .stdin("corpus.txt"),
+    Case::refused(
+        "an output that is the input",
+        corpus,
+        "tokenizer train corpus.txt -o corpus.txt",
+        &["corpus.txt", "this is the input", "choose another name"],
+    ),
+    Case::refused(
+        "an output that is a text of the input",
+        books,
+        "tokenizer train books -o books/new.txt",
+        &["books/new.txt", "read as text of the input books", "outside that folder"],
+    ),
+    Case::refused(
+        "an output that would replace a file of another kind",
+        |folder| {
+            corpus(folder);
+            fs::write(folder.join("notes.md"), "do not lose this").unwrap();
+        },
+        "tokenizer train corpus.txt -o notes.md",
+        &["notes.md", "another kind than a tokenizer", "choose another name"],
+    ),
+    Case::refused(
+        "a page that would replace a text",
+        corpus,
+        "report runs -o corpus.txt",
+        &["corpus.txt", "another kind than an HTML page"],
+    ),
+    Case::works(
+        "text without spaces",
+        |folder| {
+            let mut state = 1u64;
+            let mut letter = || {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                b'a' + (state >> 33) as u8 % 26
+            };
+            fs::write(folder.join("letters.txt"), (0..1 << 20).map(|_| letter()).collect::<Vec<u8>>()).unwrap();
+        },
+        "tokenizer train letters.txt --size 4096 -o tokenizer.json",
+        &["4096 tokens"],
+    )
+    .seconds(100),
+    Case::refused(
+        "a line of JSON without end",
+        |folder| hole(&folder.join("long.jsonl"), (256 << 20) + 10),
+        "tokenizer train long.jsonl -o tokenizer.json",
+        &["long.jsonl", "line 1", "256 MiB", ".txt"],
+    )
+    .memory(1024),
+    Case::refused(
+        "a question without end",
+        |folder| hole(&folder.join("piqa.jsonl"), (256 << 20) + 10),
+        "eval model --tasks piqa --data .",
+        &["piqa.jsonl", "line 1", "256 MiB"],
+    )
+    .memory(1024),
+    Case::refused(
+        "questions that are a pipe",
+        |folder| pipe(folder, "piqa.jsonl"),
+        "eval model --tasks piqa --data .",
+        &["piqa.jsonl", "a named pipe"],
+    ),
+    Case::refused(
+        "a file of 16 KiB that is 512 MiB of text",
+        |folder| bomb(&folder.join("bomb.txt.zst"), 4096),
+        "train --task text --set task.train=bomb.txt.zst",
+        &["task.train", "bomb.txt.zst", "200 times", "FALCON_MAX_EXPANSION"],
+    ),
+    Case::refused(
+        "a number of a token that asks for gigabytes",
+        |folder| tokenizer(folder, 1_000_000_000, "null"),
+        "train --task text --set task.train=corpus.txt --set task.tokenizer=tokenizer.json",
+        &["tokenizer.json", "1000000000", "16777215"],
+    )
+    .memory(512),
+    Case::refused(
+        "a normaliser that makes a letter a megabyte",
+        |folder| {
+            let long = "b".repeat(1 << 20);
+            tokenizer(
+                folder,
+                2,
+                &format!(r#"{{"type": "Replace", "pattern": {{"String": "o"}}, "content": "{long}"}}"#),
+            );
+        },
+        "train --task text --set task.train=corpus.txt --set task.tokenizer=tokenizer.json",
+        &["tokenizer.json", "normalizer", "1048576 times as long"],
+    )
+    .memory(512),
+    Case::refused(
+        "a tokenizer that is larger than any",
+        |folder| {
+            corpus(folder);
+            hole(&folder.join("tokenizer.json"), 65 << 20);
+        },
+        "train --task text --set task.train=corpus.txt --set task.tokenizer=tokenizer.json",
+        &["tokenizer.json", "65 MiB", "64 MiB"],
+    )
+    .memory(512),
+    Case::refused(
+        "a pipe",
+        |folder| pipe(folder, "pipe"),
+        "tokenizer train pipe -o tokenizer.json",
+        &["pipe", "a named pipe (FIFO)"],
+    ),
+    Case::refused(
+        "a pipe among texts",
+        |folder| {
+            books(folder);
+            pipe(folder, "books/b.txt");
+        },
+        "train --task text --set task.train=books",
+        &["books/b.txt", "a named pipe (FIFO)"],
+    ),
+    Case::refused(
+        "a device",
+        |_| {},
+        "train --task text --set task.train=/dev/zero",
+        &["/dev/zero", "a character device"],
+    ),
+    Case::refused(
+        "a Parquet file",
+        |folder| fs::write(folder.join("data.parquet"), b"PAR1\x15\x00\x15\xffPAR1").unwrap(),
+        "train --task text --set task.train=data.parquet",
+        &["data.parquet", "Parquet", ".jsonl"],
+    ),
+    Case::refused(
+        "a zip archive that is named as text",
+        |folder| fs::write(folder.join("data.txt"), b"PK\x03\x04\x14\xff\xff").unwrap(),
+        "train --task text --set task.train=data.txt",
+        &["data.txt", "a zip archive", "unpack"],
+    ),
+    Case::refused(
+        "standard input where it cannot be read",
+        corpus,
+        "train --task text --set task.train=corpus.txt --set task.valid=-",
+        &["task.valid", "standard input", "a file first"],
+    ),
+    Case::refused(
+        "a weight that is none",
+        corpus,
+        "train --task text --set task.train=[{path=\"corpus.txt\",weight=-1}]",
+        &["task.train", "above 0", "-1 for corpus.txt"],
+    ),
+    Case::works(
+        "several texts with weights, and standard input",
+        |folder| {
+            corpus(folder);
+            books(folder);
+        },
+        "train --task text --size micro --set task.train=[{path=\"books\",weight=2},\"-\"] --set task.length=8 \
+         --set train.steps=1 --set train.batch=2 --verify",
+        &["finished: 1 steps", "stdin-"],
+    )
+    .stdin("corpus.txt"),
 ];
 
 #[test]

@@ -12,35 +12,32 @@
 //! A document begins with the tokenizer's end token, so that its first word has something to follow.
 
 use std::fs::{self, File, TryLockError};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Cursor};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use falcon_nn::{ASIDE, aside_file};
+use falcon_nn::ASIDE;
 use memmap2::Mmap;
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use super::detokenize::Detokenizer;
-use super::source::{FileStamp, Piece, Source, SourceError};
+use super::make::{FORMAT, MAGIC, TURN, make};
+use super::source::{Source, SourceError};
+use super::stamp::{FileStamp, hex, sampled, whole};
 use super::tokenizer::{Tokenizer, TokenizerError};
 
-const MAGIC: &[u8; 8] = b"FALCTOK1";
 /// Bytes of a checksum.
-const SUM: usize = 32;
-/// How often one that waits for another's tokens looks whether they are there, and whether it should stop.
-const TURN: Duration = Duration::from_millis(50);
+pub(super) const SUM: usize = 32;
 
 /// Why there are no tokens.
 #[derive(Debug, Error)]
 pub enum CacheError {
     /// The text cannot be read.
     #[error(transparent)]
-    Source(#[from] SourceError),
-    /// The tokenizer does not know its characters.
+    Source(SourceError),
+    /// The tokenizer cannot encode the text, or does not know its characters.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
     /// It was asked to stop.
@@ -54,17 +51,47 @@ pub enum CacheError {
         /// What the system said.
         error: io::Error,
     },
+    /// There is no place for tokens that is the user's own.
+    #[error("there is no home folder to keep tokens in; set FALCON_CACHE to a folder of yours")]
+    NoFolder,
+}
+
+impl From<SourceError> for CacheError {
+    fn from(error: SourceError) -> Self {
+        match error {
+            SourceError::Interrupted => Self::Interrupted,
+            error => Self::Source(error),
+        }
+    }
+}
+
+/// How much is read to find out whether text and tokens are what they were.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Check {
+    /// Sizes, times and some blocks of every file; all of a text file whose times are others.
+    #[default]
+    Sampled,
+    /// All of every file.
+    Full,
 }
 
 /// What a file of tokens is made from, and how much of it there is.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Header {
-    source: Vec<FileStamp>,
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Header {
+    pub format: u32,
+    pub source: Vec<FileStamp>,
+    /// Checksums of all of each file of `source`.
+    pub contents: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    detokenizer: Option<Detokenizer>,
-    tokenizer: String,
-    totals: Totals,
-    sha256: String,
+    pub detokenizer: Option<Detokenizer>,
+    pub tokenizer: String,
+    pub totals: Totals,
+    /// Checksum of tokens and documents.
+    pub sha256: String,
+    /// Checksum of some blocks of the tokens.
+    pub sampled: String,
+    /// Checksum of where documents begin.
+    pub documents: String,
 }
 
 /// How much text there is.
@@ -80,6 +107,18 @@ pub struct Totals {
     pub words: usize,
 }
 
+impl Totals {
+    /// Of this text and another.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            tokens: self.tokens + other.tokens,
+            documents: self.documents + other.documents,
+            bytes: self.bytes + other.bytes,
+            words: self.words + other.words,
+        }
+    }
+}
+
 /// Tokens of documents, one after the other.
 #[derive(Debug)]
 pub struct Tokens {
@@ -90,25 +129,18 @@ pub struct Tokens {
     documents: Vec<usize>,
 }
 
-/// Where files of tokens are kept: `FALCON_CACHE`, or the user's folder for what can be made again.
-pub fn folder() -> PathBuf {
-    let of = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    of("FALCON_CACHE")
-        .or_else(|| of("XDG_CACHE_HOME").map(|path| path.join("falcon")))
-        .or_else(|| of("HOME").map(|path| path.join(".cache/falcon")))
-        .unwrap_or_else(|| std::env::temp_dir().join("falcon-cache"))
-}
-
 impl Tokens {
-    /// The tokens of `source`, from `folder` if they are there and whole, otherwise made. `progress` is told the bytes of text done, and
-    /// may say to stop by false; 0 while another process makes the same tokens.
+    /// The tokens of `source`, from `folder` if they are there and whole, otherwise made. `progress` is told the
+    /// bytes of text done, and may say to stop by false; 0 before the first, as while files are checked or another
+    /// process makes the same tokens.
     pub fn open(
         source: &Source,
         tokenizer: &Tokenizer,
         folder: &Path,
+        check: Check,
         progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Self, CacheError> {
-        let stamps = source.stamps()?;
+        let stamps = source.stamps(&mut || progress(0))?;
         let paths = stamps.iter().map(|stamp| stamp.path.clone());
         let name = paths
             .chain([tokenizer.fingerprint()])
@@ -116,10 +148,11 @@ impl Tokens {
             .fold(Sha256::new(), |hash, part| hash.chain_update(part).chain_update([0]));
         let name = hex(&name.finalize()[..12]);
         let path = folder.join(format!("{name}.tokens"));
-        let same =
-            |known: &Self| known.header.source == stamps && known.header.detokenizer == source.detokenizer();
-        let known = || Self::read(&path, tokenizer).ok().filter(same);
-        if let Some(known) = known() {
+        let known = |progress: &mut dyn FnMut(usize) -> bool| -> Result<Option<Self>, CacheError> {
+            let Ok(known) = Self::read(&path, tokenizer, check) else { return Ok(None) };
+            Ok(known.header.is_of(source, &stamps, check, &mut || progress(0))?.then_some(known))
+        };
+        if let Some(known) = known(progress)? {
             return Ok(known);
         }
         let io = |error| CacheError::Io { path: path.clone(), error };
@@ -135,20 +168,19 @@ impl Tokens {
                 Err(TryLockError::Error(error)) => return Err(io(error)),
             }
         }
-        let made = known().map_or_else(
-            || {
-                make(source, stamps.clone(), tokenizer, &path, progress)?;
-                Self::read(&path, tokenizer).map_err(io)
-            },
-            Ok,
-        );
+        let made = match known(progress) {
+            Ok(Some(known)) => Ok(known),
+            Ok(None) => make(source, stamps.clone(), tokenizer, &path, progress)
+                .and_then(|()| Self::read(&path, tokenizer, check).map_err(io)),
+            Err(error) => Err(error),
+        };
         // Who comes now does not wait for those that do; at worst, tokens are made twice.
         let _ = fs::remove_file(&turn);
         made
     }
 
     /// A file of tokens, if it is whole.
-    fn read(path: &Path, tokenizer: &Tokenizer) -> io::Result<Self> {
+    fn read(path: &Path, tokenizer: &Tokenizer, check: Check) -> io::Result<Self> {
         let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_string());
         let file = File::open(path)?;
         // SAFETY: files of tokens are only ever replaced by renaming, never changed or cut. Who does so from outside while one is mapped
@@ -167,6 +199,9 @@ impl Tokens {
             return Err(bad("its header is not what it was"));
         }
         let header: Header = serde_json::from_slice(&map[about..sum])?;
+        if header.format != FORMAT {
+            return Err(bad("a file of another version"));
+        }
         let wide = is_wide(tokenizer);
         let width = if wide { 4 } else { 2 };
         let Totals { tokens, documents, .. } = header.totals;
@@ -174,10 +209,18 @@ impl Tokens {
         if parts.is_none_or(|(tokens, documents)| tokens.checked_add(documents) != Some(about)) {
             return Err(bad("its length is not what it says"));
         }
-        if header.tokenizer != tokenizer.fingerprint() || header.sha256 != hex(&Sha256::digest(&map[..about])) {
+        let (data, starts) = map[..about].split_at(tokens * width);
+        let whole = || header.sha256 == hex(&Sha256::digest(&map[..about]));
+        // Where documents begin is read anyway; of the tokens, a sample, so that a start is quick however many there
+        // are.
+        if header.tokenizer != tokenizer.fingerprint()
+            || header.documents != hex(&Sha256::digest(starts))
+            || header.sampled != sampled(&mut Cursor::new(data), data.len() as u64)?
+            || (check == Check::Full && !whole())
+        {
             return Err(bad("not what it says"));
         }
-        let starts = map[tokens * width..about].chunks_exact(8);
+        let starts = starts.chunks_exact(8);
         let documents =
             starts.map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight")) as usize).collect();
         // Text may be the same detokenized or not; what is counted of it is not.
@@ -225,13 +268,35 @@ impl Tokens {
     }
 }
 
-fn is_wide(tokenizer: &Tokenizer) -> bool {
-    tokenizer.size() > 1 << 16
+impl Header {
+    /// Whether tokens are those of `source` as it is now, with these stamps.
+    fn is_of(
+        &self,
+        source: &Source,
+        stamps: &[FileStamp],
+        check: Check,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<bool, SourceError> {
+        if self.detokenizer != source.detokenizer()
+            || [self.source.len(), self.contents.len()] != [stamps.len(); 2]
+        {
+            return Ok(false);
+        }
+        if self.source.iter().zip(stamps).any(|(old, new)| !old.same_looks(new)) {
+            return Ok(false);
+        }
+        for (index, (old, new)) in self.source.iter().zip(stamps).enumerate() {
+            let sure = check == Check::Sampled && old.same_times(new);
+            if !sure && whole(&source.files()[index], go_on)? != self.contents[index] {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
 }
 
-/// Bytes as people write hashes.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+pub(super) fn is_wide(tokenizer: &Tokenizer) -> bool {
+    tokenizer.size() > 1 << 16
 }
 
 /// What is wrong with JSON that is one line of a file, which is known by its number: the place in it is the column.
@@ -240,120 +305,15 @@ pub(crate) fn in_line(error: &serde_json::Error) -> String {
     said.rsplit_once(" at line ").map_or(said.clone(), |(what, _)| format!("{what}, column {}", error.column()))
 }
 
-/// Bytes of text that are encoded side by side, about.
-const TOGETHER: usize = 16 << 20;
-
-/// Writes a file of tokens beside its place, and moves it there when it is whole.
-fn make(
-    source: &Source,
-    stamps: Vec<FileStamp>,
-    tokenizer: &Tokenizer,
-    path: &Path,
-    progress: &mut dyn FnMut(usize) -> bool,
-) -> Result<(), CacheError> {
-    let io = |error| CacheError::Io { path: path.into(), error };
-    let folder = path.parent().unwrap_or(Path::new("."));
-    sweep(folder);
-    let mut aside = aside_file(folder).map_err(io)?;
-    let mut writer = Writer {
-        out: BufWriter::new(aside.as_file_mut()),
-        hash: Sha256::new(),
-        wide: is_wide(tokenizer),
-        documents: Vec::new(),
-        totals: Totals::default(),
-    };
-    let mut pieces: Vec<Piece> = Vec::new();
-    let mut flush = |pieces: &mut Vec<Piece>| -> Result<(), CacheError> {
-        let encoded = pieces.par_iter().map(|piece| tokenizer.try_encode(&piece.text));
-        let encoded: Vec<Vec<u32>> = encoded.collect::<Result<_, _>>()?;
-        for (piece, tokens) in pieces.drain(..).zip(encoded) {
-            writer.piece(&piece, &tokens, tokenizer.end()).map_err(io)?;
-        }
-        if progress(writer.totals.bytes) { Ok(()) } else { Err(CacheError::Interrupted) }
-    };
-    let mut waiting = 0;
-    source.read(|piece| {
-        waiting += piece.text.len();
-        pieces.push(piece);
-        if waiting < TOGETHER {
-            return Ok(());
-        }
-        waiting = 0;
-        flush(&mut pieces)
-    })?;
-    flush(&mut pieces)?;
-    writer.finish(stamps, source.detokenizer(), tokenizer.fingerprint()).map_err(io)?;
-    aside.as_file().sync_all().map_err(io)?;
-    aside.persist(path).map_err(|error| io(error.error))?;
-    Ok(())
-}
-
-/// Removes what a kill left behind long ago.
-fn sweep(folder: &Path) {
-    const LONG: Duration = Duration::from_secs(24 * 3600);
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let old = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
-        if entry.file_name().to_string_lossy().starts_with(ASIDE) && old().is_some_and(|age| age > LONG) {
-            let _ = fs::remove_file(entry.path());
-        }
-    }
-}
-
-struct Writer<W: Write> {
-    out: W,
-    hash: Sha256,
-    wide: bool,
-    documents: Vec<u64>,
-    totals: Totals,
-}
-
-impl<W: Write> Writer<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.hash.update(bytes);
-        self.out.write_all(bytes)
-    }
-
-    fn piece(&mut self, piece: &Piece, tokens: &[u32], end: u32) -> io::Result<()> {
-        let start = piece.first.then_some(end);
-        if piece.first {
-            self.documents.push(self.totals.tokens as u64);
-        }
-        let all = start.iter().chain(tokens);
-        let bytes: Vec<u8> = match self.wide {
-            true => all.flat_map(|token| token.to_le_bytes()).collect(),
-            false => all.flat_map(|token| (*token as u16).to_le_bytes()).collect(),
-        };
-        self.totals.tokens += tokens.len() + usize::from(piece.first);
-        self.totals.bytes += piece.bytes;
-        self.totals.words += piece.words;
-        self.write(&bytes)
-    }
-
-    fn finish(
-        mut self,
-        source: Vec<FileStamp>,
-        detokenizer: Option<Detokenizer>,
-        tokenizer: String,
-    ) -> io::Result<()> {
-        self.totals.documents = self.documents.len();
-        let documents: Vec<u8> = self.documents.iter().flat_map(|start| start.to_le_bytes()).collect();
-        self.write(&documents)?;
-        let sha256 = hex(&self.hash.finalize());
-        let about = serde_json::to_vec(&Header { source, detokenizer, tokenizer, totals: self.totals, sha256 })?;
-        self.out.write_all(&about)?;
-        self.out.write_all(&Sha256::digest(&about))?;
-        self.out.write_all(&((about.len() + SUM) as u64).to_le_bytes())?;
-        self.out.write_all(MAGIC)?;
-        self.out.flush()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     struct Made {
         folder: tempfile::TempDir,
+        check: Check,
     }
 
     impl Made {
@@ -361,7 +321,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             fs::write(folder.path().join("a.txt"), text).unwrap();
             fs::write(folder.path().join("b.txt"), "zwei Wörter").unwrap();
-            Self { folder }
+            Self { folder, check: Check::Sampled }
         }
 
         /// The tokens, and whether they had to be made.
@@ -369,7 +329,7 @@ mod tests {
             let mut made = false;
             let source = Source::open(self.folder.path()).unwrap();
             let cache = self.folder.path().join("cache");
-            let tokens = Tokens::open(&source, tokenizer, &cache, &mut |bytes| {
+            let tokens = Tokens::open(&source, tokenizer, &cache, self.check, &mut |bytes| {
                 made |= bytes > 0;
                 true
             })
@@ -420,6 +380,78 @@ mod tests {
         assert!(!made.open(&Tokenizer::bytes()).1, "has a file of its own");
     }
 
+    /// A text that is changed in place, with its length and the time it was written as they were.
+    #[test]
+    fn a_change_behind_the_back_is_noticed() {
+        let long = "one two three four\n".repeat(1 << 16);
+        let mut made = Made::new(&long);
+        let (before, _) = made.open(&Tokenizer::bytes());
+        let path = made.folder.path().join("a.txt");
+        let written = fs::metadata(&path).unwrap().modified().unwrap();
+        let replace = |text: &str| {
+            fs::write(&path, text).unwrap();
+            File::options().write(true).open(&path).unwrap().set_modified(written).unwrap();
+        };
+        // Between two blocks of a sample: found by the time that cannot be set or, where there is none, by a full
+        // check.
+        let mut other = long.clone().into_bytes();
+        let at = (8 << 10) + 3;
+        other[at] ^= 1;
+        replace(std::str::from_utf8(&other).unwrap());
+        if cfg!(not(unix)) {
+            made.check = Check::Full;
+        }
+        let (after, fresh) = made.open(&Tokenizer::bytes());
+        assert!(fresh && after.fingerprint() != before.fingerprint());
+        // The same text written once more is the same text.
+        replace(std::str::from_utf8(&other).unwrap());
+        for check in [Check::Sampled, Check::Full] {
+            made.check = check;
+            assert!(!made.open(&Tokenizer::bytes()).1, "{check:?}");
+        }
+    }
+
+    /// What lies between the blocks of a sample is found by a full check alone.
+    #[test]
+    fn a_full_check_reads_everything() {
+        let made = Made::new(&"one two three four\n".repeat(1 << 16));
+        let bytes = Tokenizer::bytes();
+        drop(made.open(&bytes));
+        let path = made.file();
+        let mut damaged = fs::read(&path).unwrap();
+        damaged[(8 << 10) + 3] ^= 1;
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, &damaged).unwrap();
+        assert!(Tokens::read(&path, &bytes, Check::Sampled).is_ok());
+        assert!(Tokens::read(&path, &bytes, Check::Full).is_err());
+        let made = Made { check: Check::Full, ..made };
+        assert!(made.open(&bytes).1, "made anew");
+    }
+
+    /// A file of an older version has no number, or another one.
+    #[test]
+    fn an_older_format_is_made_anew() {
+        let made = Made::new("one two\nthree");
+        let bytes = Tokenizer::bytes();
+        drop(made.open(&bytes));
+        let path = made.file();
+        let whole = fs::read(&path).unwrap();
+        let text = String::from_utf8_lossy(&whole).into_owned();
+        let about = whole.windows(10).position(|bytes| bytes == b"{\"format\":").unwrap();
+        for older in ["{", "{\"format\":1,"] {
+            let json = &whole[about..whole.len() - 16 - SUM];
+            let json = String::from_utf8(json.to_vec()).unwrap().replacen("{\"format\":2,", older, 1);
+            assert_ne!(json.as_bytes(), &whole[about..whole.len() - 16 - SUM], "{text}");
+            let length = ((json.len() + SUM) as u64).to_le_bytes();
+            let sum = Sha256::digest(json.as_bytes());
+            let old = [&whole[..about], json.as_bytes(), &sum, &length, MAGIC].concat();
+            fs::remove_file(&path).unwrap();
+            fs::write(&path, old).unwrap();
+            assert!(Tokens::read(&path, &bytes, Check::Sampled).is_err());
+            assert!(made.open(&bytes).1, "made anew");
+        }
+    }
+
     /// Any byte changed and any end cut off: never wrong tokens, always made again.
     #[test]
     fn damage_is_noticed() {
@@ -435,25 +467,55 @@ mod tests {
             damaged[at] ^= 1 << (at % 8);
             fs::remove_file(&path).unwrap();
             fs::write(&path, &damaged).unwrap();
-            assert!(Tokens::read(&path, &bytes).is_err(), "byte {at}");
+            assert!(Tokens::read(&path, &bytes, Check::Sampled).is_err(), "byte {at}");
         }
         for length in 0..whole.len() {
             fs::remove_file(&path).unwrap();
             fs::write(&path, &whole[..length]).unwrap();
-            assert!(Tokens::read(&path, &bytes).is_err(), "cut to {length}");
+            assert!(Tokens::read(&path, &bytes, Check::Sampled).is_err(), "cut to {length}");
         }
         let (again, fresh) = made.open(&bytes);
         assert!(fresh && again.get(0..27) == all);
     }
 
+    /// Whenever it is asked to stop, it leaves nothing behind.
     #[test]
     fn it_can_be_stopped() {
         let made = Made::new("one");
         let source = Source::open(made.folder.path()).unwrap();
         let cache = made.folder.path().join("cache");
-        let stopped = Tokens::open(&source, &Tokenizer::bytes(), &cache, &mut |_| false);
-        assert!(matches!(stopped, Err(CacheError::Interrupted)));
-        assert_eq!(fs::read_dir(cache).unwrap().count(), 0);
+        let mut asks = 0;
+        loop {
+            let mut left = asks;
+            let stopped = Tokens::open(&source, &Tokenizer::bytes(), &cache, Check::Sampled, &mut |_| {
+                left -= 1;
+                left >= 0
+            });
+            if stopped.is_ok() {
+                break;
+            }
+            assert!(matches!(stopped, Err(CacheError::Interrupted)));
+            assert_eq!(fs::read_dir(&cache).map_or(0, |entries| entries.count()), 0, "after {asks}");
+            asks += 1;
+        }
+        assert!(asks > 2, "{asks}");
+    }
+
+    /// A piece of text that takes a second to encode is not waited for.
+    #[test]
+    fn it_is_asked_often_whether_to_stop() {
+        let words: Vec<String> = (0..200_000u64).map(|i| format!("{:x}", i.wrapping_mul(0x9e37_79b9))).collect();
+        let learnt = Tokenizer::learn(400, words[..2000].iter()).unwrap();
+        let made = Made::new(&words.join(" "));
+        let mut asked = 0;
+        let source = Source::open(made.folder.path()).unwrap();
+        let cache = made.folder.path().join("cache");
+        let tokens = Tokens::open(&source, &learnt, &cache, Check::Sampled, &mut |_| {
+            asked += 1;
+            true
+        });
+        let pieces = tokens.unwrap().totals().bytes / (1 << 20) + 2;
+        assert!(asked > pieces, "{asked} times for {pieces} pieces");
     }
 
     #[test]
@@ -472,7 +534,7 @@ mod tests {
         });
         let source = Source::open(made.folder.path()).unwrap();
         let mut told = Vec::new();
-        let stopped = Tokens::open(&source, &Tokenizer::bytes(), &cache, &mut |bytes| {
+        let stopped = Tokens::open(&source, &Tokenizer::bytes(), &cache, Check::Sampled, &mut |bytes| {
             told.push(bytes);
             told.len() < 3
         });
@@ -486,7 +548,7 @@ mod tests {
         fs::write(made.folder.path().join("c.txt"), [0xff]).unwrap();
         let source = Source::open(made.folder.path()).unwrap();
         let cache = made.folder.path().join("cache");
-        assert!(Tokens::open(&source, &Tokenizer::bytes(), &cache, &mut |_| true).is_err());
+        assert!(Tokens::open(&source, &Tokenizer::bytes(), &cache, Check::Sampled, &mut |_| true).is_err());
         assert_eq!(fs::read_dir(cache).unwrap().count(), 0);
     }
 }

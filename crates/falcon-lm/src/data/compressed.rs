@@ -1,12 +1,22 @@
 //! Files as they are without compression.
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
+
+use super::regular::open_regular;
+
+/// Memory that a file of xz may ask for to be decompressed, in KiB: eight times what its highest preset needs.
+const XZ_MEMORY: u32 = 512 << 10;
+/// How often its size a compressed file may have as text. Books have 3 or 4 times, logs 20 to 50.
+const EXPANSION: u64 = 200;
+/// Text that any compressed file may have, however small it is.
+const ALWAYS: u64 = 64 << 20;
+/// The environment variable for another number than [`EXPANSION`].
+const VARIABLE: &str = "FALCON_MAX_EXPANSION";
 
 /// A file's name without what says how it is compressed.
 pub(super) fn plain_name(name: &OsStr) -> &OsStr {
@@ -19,14 +29,56 @@ pub(super) fn plain_name(name: &OsStr) -> &OsStr {
 
 /// What is in a file, and the name of that.
 pub(super) fn decompressed(path: &Path) -> io::Result<(Box<dyn BufRead>, &OsStr)> {
-    let file = BufReader::new(File::open(path)?);
+    let file = open_regular(path)?;
+    let compressed = file.metadata()?.len();
+    let file = BufReader::new(file);
+    let bounded = |reader: Box<dyn Read>| -> io::Result<Box<dyn BufRead>> {
+        Ok(Box::new(BufReader::new(Bounded::new(reader, compressed, expansion()?))))
+    };
     let reader: Box<dyn BufRead> = match path.extension().and_then(OsStr::to_str) {
-        Some("xz") => Box::new(BufReader::new(lzma_rust2::XzReader::new(file, true))),
-        Some("gz") => Box::new(BufReader::new(flate2::bufread::MultiGzDecoder::new(file))),
-        Some("zst") => Box::new(BufReader::new(Frames { file, frame: None })),
+        Some("xz") => bounded(Box::new(lzma_rust2::XzReader::new_mem_limit(file, true, XZ_MEMORY)))?,
+        Some("gz") => bounded(Box::new(flate2::bufread::MultiGzDecoder::new(file)))?,
+        Some("zst") => bounded(Box::new(Frames { file, frame: None }))?,
         _ => Box::new(file),
     };
     Ok((reader, plain_name(path.file_name().unwrap_or_default())))
+}
+
+/// How often its size a compressed file may have as text.
+fn expansion() -> io::Result<u64> {
+    let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else { return Ok(EXPANSION) };
+    let number = value.to_str().and_then(|value| value.parse().ok()).filter(|number| *number > 0);
+    number.ok_or_else(|| io::Error::other(format!("{VARIABLE} must be a whole number above 0, got {value:?}")))
+}
+
+/// Refuses to decompress to far more than there was: a file of a few bytes can be made to fill any disk.
+struct Bounded<R> {
+    reader: R,
+    compressed: u64,
+    times: u64,
+    left: u64,
+}
+
+impl<R> Bounded<R> {
+    fn new(reader: R, compressed: u64, times: u64) -> Self {
+        Self { reader, compressed, times, left: compressed.saturating_mul(times).max(ALWAYS) }
+    }
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let read = self.reader.read(out)?;
+        let Some(left) = self.left.checked_sub(read as u64) else {
+            let Self { compressed, times, .. } = self;
+            return Err(io::Error::other(format!(
+                "its {compressed} bytes decompress to more than {times} times as much (and more than {} MiB); if that \
+                 is meant, set {VARIABLE} to a larger number",
+                ALWAYS >> 20
+            )));
+        };
+        self.left = left;
+        Ok(read)
+    }
 }
 
 /// What zstd wrote, which may be many frames one after the other, some of them to be passed over; the library
@@ -74,5 +126,21 @@ impl<R: BufRead> Read for Frames<R> {
             }
             self.frame = None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_file_does_not_become_a_large_text() {
+        let read = |length, compressed, times| {
+            io::copy(&mut Bounded::new(io::repeat(b'a').take(length), compressed, times), &mut io::sink())
+        };
+        assert_eq!(read(ALWAYS, 1, 200).unwrap(), ALWAYS);
+        assert_eq!(read(ALWAYS + 1, ALWAYS, 2).unwrap(), ALWAYS + 1);
+        let said = read(ALWAYS + 1, 1000, 200).unwrap_err().to_string();
+        assert!(said.contains("1000 bytes") && said.contains("200 times") && said.contains(VARIABLE), "{said}");
     }
 }

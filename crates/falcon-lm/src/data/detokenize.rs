@@ -72,6 +72,11 @@ impl Pages {
         Ok(())
     }
 
+    /// Bytes of the page that is not yet whole.
+    pub fn held(&self) -> usize {
+        self.page.as_ref().map_or(0, String::len) + self.line.len()
+    }
+
     /// There is no more text of this document: hands its last page to `take`.
     pub fn finish<E>(&mut self, take: &mut impl FnMut(Piece) -> Result<(), E>) -> Result<(), E> {
         self.end_line(take)?;

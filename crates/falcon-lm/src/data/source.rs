@@ -1,19 +1,23 @@
 //! Text from files and folders: plain or one JSON object per line, compressed or not, read piece by piece so that no
-//! file is too large (a line of JSON is held whole).
+//! file is too large (a line of JSON is held whole, up to [`LONGEST_LINE`](super::LONGEST_LINE)).
 
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, BufRead, Read};
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
-use serde::{Deserialize, Serialize};
+use rayon::prelude::*;
+use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
-use super::cache::{hex, in_line};
-use super::compressed::{decompressed, plain_name};
+use super::cache::in_line;
+use super::compressed::decompressed;
 use super::detokenize::{Detokenizer, Pages};
+use super::lines::{LONGEST_LINE, LineError, Lines};
+use super::regular::{not_text, refused};
+use super::stamp::{FileStamp, hex};
+use super::walk::text_files;
 
 /// Why text cannot be read.
 #[derive(Debug, Error)]
@@ -55,6 +59,59 @@ pub enum SourceError {
         /// The kind it should be.
         detokenizer: Detokenizer,
     },
+    /// A file of another kind than text.
+    #[error("{path}: {what}")]
+    NotText {
+        /// The file.
+        path: PathBuf,
+        /// What it is, and what to do.
+        what: &'static str,
+    },
+    /// Something that is no regular file.
+    #[error("{path}: this is {kind}, and only regular files and folders of them can be read; give a file instead")]
+    Special {
+        /// Where it is.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
+    },
+    /// A folder with too much in it.
+    #[error(
+        "{path}: more than {limit} entries in this folder and those in it; name a smaller folder, or join files"
+    )]
+    Many {
+        /// The folder.
+        path: PathBuf,
+        /// How many may be in it.
+        limit: usize,
+    },
+    /// A folder too far down.
+    #[error("{path}: deeper than {limit} folders within folders; name a folder further down")]
+    Deep {
+        /// The folder.
+        path: PathBuf,
+        /// How deep it may be.
+        limit: usize,
+    },
+    /// Standard input where a file is needed.
+    #[error(
+        "-: standard input can be read by task.train of `falcon train` and by `falcon tokenizer train` only; write it to a \
+         file first"
+    )]
+    Stdin,
+    /// It was asked to stop.
+    #[error("interrupted while text was looked for")]
+    Interrupted,
+    /// A page that is too long to be held.
+    #[error(
+        "{path}: a page of more than {} MiB without a title after it; divide it by titles such as \" = Title = \", or read it \
+         without --detokenize",
+        LONGEST_LINE >> 20
+    )]
+    Page {
+        /// The file.
+        path: PathBuf,
+    },
     /// There is none.
     #[error(
         "{path} has no text; of a folder, files that end in .txt, .md or .jsonl are read, and those with .xz, .gz or .zst after that"
@@ -87,6 +144,8 @@ impl Piece {
     }
 }
 
+/// Files whose stamps are taken side by side, between two questions whether to stop.
+const STAMPED_TOGETHER: usize = 64;
 /// How much text a piece has, about.
 const PIECE: usize = 1 << 20;
 /// A document without lines is cut between words after this much.
@@ -100,33 +159,42 @@ pub struct Source {
     detokenizer: Option<Detokenizer>,
 }
 
-/// What tells a file from what it was.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileStamp {
-    /// Where it is; bytes that are no UTF-8 as `%FF`.
-    pub path: String,
-    /// Its length.
-    pub bytes: u64,
-    /// When it was written, in nanoseconds since 1970.
-    pub modified: u128,
+/// What stands for standard input where a path is given.
+pub const STDIN: &str = "-";
+
+impl SourceError {
+    /// That a file is not text, if its name or beginning says so.
+    pub(super) fn not_text(path: &Path, beginning: &[u8]) -> Option<Self> {
+        not_text(path, beginning).map(|what| Self::NotText { path: path.into(), what })
+    }
 }
 
 impl Source {
     /// A file, or all text files in a folder and the folders in it: names that end in `.txt`, `.md` or `.jsonl`, also followed by `.xz`,
     /// `.gz` or `.zst`. A single file may have any name.
     pub fn open(root: &Path) -> Result<Self, SourceError> {
-        let mut files = Vec::new();
-        let is_folder = fs::metadata(root).map_err(|error| at(root, error))?.is_dir();
-        if is_folder {
-            collect(root, &mut files)?;
-            files.sort();
-        } else {
-            files.push(root.to_path_buf());
+        Self::find(root, &mut || true)
+    }
+
+    /// The same, which asks now and then whether to go on.
+    pub fn find(root: &Path, go_on: &mut dyn FnMut() -> bool) -> Result<Self, SourceError> {
+        if root == Path::new(STDIN) {
+            return Err(SourceError::Stdin);
         }
-        if files.is_empty() {
-            return Err(SourceError::Empty { path: root.into() });
-        }
+        let found = fs::metadata(root).map_err(|error| at(root, error))?;
+        let files = match found.is_dir() {
+            true => text_files(root, go_on)?,
+            false => match refused(found.file_type()) {
+                Some(kind) => return Err(SourceError::Special { path: root.into(), kind }),
+                None => vec![root.to_path_buf()],
+            },
+        };
         Ok(Self { root: root.into(), files, detokenizer: None })
+    }
+
+    /// The files, in the order in which they are read.
+    pub(super) fn files(&self) -> &[PathBuf] {
+        &self.files
     }
 
     /// The same, to be divided into pages and detokenized, each page a document. All files must begin as such text
@@ -147,15 +215,16 @@ impl Source {
         self.detokenizer
     }
 
-    /// What tells it from what it was.
-    pub fn stamps(&self) -> Result<Vec<FileStamp>, SourceError> {
-        let stamp = |path: &PathBuf| {
-            let about = fs::metadata(path).map_err(|error| at(path, error))?;
-            let modified = about.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-            let path = written(&fs::canonicalize(path).map_err(|error| at(path, error))?);
-            Ok(FileStamp { path, bytes: about.len(), modified: modified.map_or(0, |time| time.as_nanos()) })
-        };
-        self.files.iter().map(stamp).collect()
+    /// What tells it from what it was. Asks now and then whether to go on.
+    pub fn stamps(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Vec<FileStamp>, SourceError> {
+        let mut stamps = Vec::with_capacity(self.files.len());
+        for files in self.files.chunks(STAMPED_TOGETHER) {
+            stamps.extend(files.par_iter().map(|path| FileStamp::of(path)).collect::<Result<Vec<_>, _>>()?);
+            if !go_on() {
+                return Err(SourceError::Interrupted);
+            }
+        }
+        Ok(stamps)
     }
 
     /// Hands all of it to `take`, which may stop with an error of its own.
@@ -170,7 +239,13 @@ impl Source {
                 None => read_file(path, &mut take)?,
                 Some(detokenizer) => {
                     let mut pages = Pages::new(detokenizer);
-                    read_file(path, &mut |piece| pages.add(&piece, &mut take))?;
+                    read_file(path, &mut |piece| -> Result<(), E> {
+                        pages.add(&piece, &mut take)?;
+                        match pages.held() > LONGEST_LINE {
+                            true => Err(SourceError::Page { path: path.clone() }.into()),
+                            false => Ok(()),
+                        }
+                    })?;
                     pages.finish(&mut take)?;
                 }
             }
@@ -242,61 +317,37 @@ fn beginning(path: &Path, most: usize) -> Result<Vec<String>, SourceError> {
 }
 
 fn read_file<E: From<SourceError>>(path: &Path, take: &mut impl FnMut(Piece) -> Result<(), E>) -> Result<(), E> {
-    let (reader, name) = decompressed(path).map_err(|error| at(path, error))?;
+    let (mut reader, name) = decompressed(path).map_err(|error| at(path, error))?;
+    let beginning = reader.fill_buf().map_err(|error| at(path, error))?;
+    if let Some(what) = not_text(Path::new(name), beginning) {
+        return Err(SourceError::NotText { path: path.into(), what }.into());
+    }
     match Path::new(name).extension() == Some(OsStr::new("jsonl")) {
         true => documents(path, reader, take),
         false => pieces(path, reader, take),
     }
 }
 
-/// A path as text, different ones as different texts.
-fn written(path: &Path) -> String {
-    let text = |chunk: std::str::Utf8Chunk<'_>| {
-        let bytes: String = chunk.invalid().iter().map(|byte| format!("%{byte:02X}")).collect();
-        chunk.valid().replace('%', "%25") + &bytes
-    };
-    path.as_os_str().as_encoded_bytes().utf8_chunks().map(text).collect()
-}
-
-fn at(path: &Path, error: io::Error) -> SourceError {
+pub(super) fn at(path: &Path, error: io::Error) -> SourceError {
     SourceError::Io { path: path.into(), error }
-}
-
-fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), SourceError> {
-    for entry in fs::read_dir(folder).map_err(|error| at(folder, error))? {
-        let entry = entry.map_err(|error| at(folder, error))?;
-        let (path, kind) = (entry.path(), entry.file_type().map_err(|error| at(folder, error))?);
-        // A link to a folder may lead back to this one.
-        if kind.is_dir() {
-            collect(&path, files)?;
-        } else if path.is_dir() {
-            continue;
-        } else if let Some(name) = path.file_name()
-            && let Some(kind) = Path::new(plain_name(name)).extension()
-            && ["txt", "md", "jsonl"].iter().any(|known| kind == *known)
-        {
-            files.push(path);
-        }
-    }
-    Ok(())
 }
 
 /// One document per line: an object with a `text`.
 fn documents<E: From<SourceError>>(
     path: &Path,
-    mut reader: Box<dyn BufRead>,
+    reader: Box<dyn BufRead>,
     take: &mut impl FnMut(Piece) -> Result<(), E>,
 ) -> Result<(), E> {
     #[derive(Deserialize)]
     struct Document {
         text: String,
     }
-    let mut bytes = Vec::new();
-    for line in 1.. {
-        bytes.clear();
-        if reader.read_until(b'\n', &mut bytes).map_err(|error| at(path, error))? == 0 {
-            break;
-        }
+    let mut lines = Lines::new(reader);
+    let unread = |error: LineError| match error {
+        LineError::Io(error) => at(path, error),
+        error @ LineError::TooLong { .. } => at(path, io::Error::other(error)),
+    };
+    while let Some((line, bytes)) = lines.next_line().map_err(unread)? {
         let json = bytes.trim_ascii_end();
         if json.is_empty() {
             continue;
@@ -514,26 +565,24 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn names_need_not_be_text() {
-        use std::os::unix::ffi::OsStrExt;
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(OsStr::from_bytes(b"caf\xe9 100%.txt"));
-        fs::write(&path, "x").unwrap();
-        let stamps = Source::open(&path).unwrap().stamps().unwrap();
-        assert!(stamps[0].path.ends_with("caf%E9 100%25.txt"), "{}", stamps[0].path);
+    fn what_is_no_file_is_refused() {
+        let said = |path: &str| read(Path::new(path)).unwrap_err().to_string();
+        assert!(said("/dev/zero").contains("/dev/zero: this is a character device"), "{}", said("/dev/zero"));
+        assert!(said("-").contains("standard input"), "{}", said("-"));
     }
 
     #[test]
-    fn folders_are_read_by_name() {
-        let folder = tempfile::tempdir().unwrap();
-        fs::create_dir(folder.path().join("b")).unwrap();
-        for (name, text) in [("c.txt", "3"), ("a.md", "1"), ("b/x.txt", "2"), ("picture.png", "no")] {
-            fs::write(folder.path().join(name), text).unwrap();
+    fn files_of_other_kinds_say_what_to_do() {
+        for (name, bytes, word) in [
+            ("a.txt", &b"PAR1\x15\x04\x15"[..], "Parquet"),
+            ("a.parquet", b"text", ".jsonl"),
+            ("a.txt", b"PK\x03\x04\xff", "zip"),
+            ("a.txt", b"\xff\xfea\0", "utf-16"),
+        ] {
+            let (_folder, path) = file(name, bytes);
+            let said = read(&path).unwrap_err().to_string();
+            assert!(said.contains(name) && said.contains(word), "{said}");
         }
-        #[cfg(unix)]
-        std::os::unix::fs::symlink(folder.path(), folder.path().join("again")).unwrap();
-        let texts: Vec<String> = read(folder.path()).unwrap().into_iter().map(|piece| piece.text).collect();
-        assert_eq!(texts, ["1", "2", "3"]);
     }
 
     #[test]

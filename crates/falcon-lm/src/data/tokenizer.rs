@@ -1,17 +1,20 @@
 //! Text to numbers and back, by the `tokenizers` library: bytes, a BPE learnt here, GPT-2's, or any `tokenizer.json`.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use falcon_nn::write_file;
 use sha2::{Digest, Sha256};
 use thiserror::Error;
-use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{AddedToken, Tokenizer as Inner};
+use tokenizers::{
+    AddedToken, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, Tokenizer as Inner, Trainer,
+};
 
 use super::hex;
+use super::regular::read_regular;
+use super::vocabulary::{MOST_TOKENS, check_tokenizer, check_vocabulary};
 
 /// What a folder's tokenizer is called.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -23,6 +26,11 @@ const ENDS: [&str; 8] =
 
 /// What begins a document in tokenizers of which another token ends it.
 pub(crate) const BEGIN: &str = "<|begin_of_sum|>";
+/// Bytes of a file of a tokenizer, at most. The largest that are known have half of it.
+const LARGEST_FILE: u64 = 64 << 20;
+/// Bytes of a word that is learnt from, at most. Learning takes time by the square of a word's length, and no
+/// language has such words.
+const LONGEST_WORD: usize = 256;
 
 /// Characters that a vocabulary is unlikely to have, of every length in bytes.
 const STRANGE: &str = "\u{1}\u{ad}語🙂\u{10fffd}";
@@ -81,12 +89,24 @@ pub enum TokenizerError {
     /// It was not learnt.
     #[error("no tokenizer could be learnt from this text: {0}")]
     Train(String),
+    /// A text that it cannot encode.
+    #[error("the tokenizer cannot encode this text: {0}")]
+    Encode(String),
+}
+
+/// What is being done while a tokenizer is learnt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Words are counted.
+    Words,
+    /// The most frequent pairs of tokens are joined.
+    Pairs,
 }
 
 /// Text to numbers and back.
 #[derive(Clone)]
 pub struct Tokenizer {
-    inner: Inner,
+    inner: Arc<Inner>,
     begin: u32,
     end: u32,
     /// The characters of a vocabulary that has no others; none if any text can be encoded.
@@ -117,6 +137,25 @@ fn byte_level(bpe: BPE) -> Inner {
     inner.with_pre_tokenizer(Some(level));
     inner.with_decoder(Some(level));
     inner
+}
+
+/// The words of a text in letters that stand for bytes. A longer one than [`LONGEST_WORD`] is cut between characters.
+fn words(text: &str) -> tokenizers::Result<Vec<String>> {
+    let mut split = PreTokenizedString::from(text);
+    ByteLevel::new(false, true, true).pre_tokenize(&mut split)?;
+    let mut words = Vec::new();
+    for (letters, (from, to), _) in split.get_splits(OffsetReferential::Original, OffsetType::Byte) {
+        let mut rest = &text[from..to];
+        // A letter stands for a byte.
+        let mut letters = letters.chars();
+        while rest.len() > LONGEST_WORD {
+            let cut = rest.floor_char_boundary(LONGEST_WORD);
+            words.push(letters.by_ref().take(cut).collect());
+            rest = &rest[cut..];
+        }
+        words.push(letters.collect());
+    }
+    Ok(words)
 }
 
 impl Tokenizer {
@@ -155,22 +194,38 @@ impl Tokenizer {
         Self { plain: true, ..Self::with_end(inner) }
     }
 
-    /// Learns a byte-pair encoding: joins the most frequent pair of tokens in `texts` again and again, until there are `size` tokens.
-    pub fn learn(size: usize, texts: impl Iterator<Item = String> + Send) -> Result<Self, TokenizerError> {
-        if !(257..=1 << 24).contains(&size) {
+    /// Learns a byte-pair encoding: joins the most frequent pair of tokens in `texts` again and again, until there
+    /// are `size` tokens, or no pair is there twice.
+    pub fn learn<S: AsRef<str> + Send>(
+        size: usize,
+        texts: impl Iterator<Item = S> + Send,
+    ) -> Result<Self, TokenizerError> {
+        Self::learn_watched(size, texts, &mut |_| {})
+    }
+
+    /// The same, which says what is being done.
+    pub fn learn_watched<S: AsRef<str> + Send>(
+        size: usize,
+        texts: impl Iterator<Item = S> + Send,
+        watch: &mut dyn FnMut(Stage),
+    ) -> Result<Self, TokenizerError> {
+        if !(257..=MOST_TOKENS).contains(&size) {
             return Err(TokenizerError::Size { got: size });
         }
-        let trainer = BpeTrainer::builder()
+        let mut trainer = BpeTrainer::builder()
             .vocab_size(size)
             .min_frequency(2)
             .show_progress(false)
             .special_tokens(vec![AddedToken::from(END, true)])
             .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
             .build();
-        let mut inner = byte_level(BPE::default());
-        let learnt = inner.train(&mut TrainerWrapper::BpeTrainer(trainer), texts);
-        learnt.map_err(|error| TokenizerError::Train(error.to_string()))?;
-        Ok(Self::with_end(inner))
+        let wrong = |error: tokenizers::Error| TokenizerError::Train(error.to_string());
+        watch(Stage::Words);
+        trainer.feed(texts, words).map_err(wrong)?;
+        watch(Stage::Pairs);
+        let mut bpe = BPE::default();
+        trainer.train(&mut bpe).map_err(wrong)?;
+        Ok(Self::with_end(byte_level(bpe)))
     }
 
     fn with_end(mut inner: Inner) -> Self {
@@ -180,6 +235,11 @@ impl Tokenizer {
 
     fn gpt2(vocabulary: &Path, merges: &Path) -> Result<Self, TokenizerError> {
         let bad = |error: String| TokenizerError::Bad { path: vocabulary.into(), error };
+        let read = |path: &Path| {
+            read_regular(path, LARGEST_FILE).map_err(|error| TokenizerError::Io { path: path.into(), error })
+        };
+        check_vocabulary(&read(vocabulary)?).map_err(bad)?;
+        read(merges)?;
         let (Some(v), Some(m)) = (vocabulary.to_str(), merges.to_str()) else {
             return Err(bad("its path is no UTF-8, as the library needs it; rename the folder".into()));
         };
@@ -188,8 +248,10 @@ impl Tokenizer {
     }
 
     fn file(path: &Path) -> Result<Self, TokenizerError> {
-        let bytes = fs::read(path).map_err(|error| TokenizerError::Io { path: path.into(), error })?;
+        let bytes =
+            read_regular(path, LARGEST_FILE).map_err(|error| TokenizerError::Io { path: path.into(), error })?;
         let bad = |error: String| TokenizerError::Bad { path: path.into(), error };
+        check_tokenizer(&bytes).map_err(bad)?;
         let read = Self::new(Inner::from_bytes(bytes).map_err(|error| bad(error.to_string()))?, path)?;
         let bytes = Self::bytes();
         Ok(if read == bytes { bytes } else { read })
@@ -227,7 +289,7 @@ impl Tokenizer {
         // Numbers may have gaps: the largest decides.
         let size = inner.get_vocab(true).into_values().max().map_or(0, |most| most as usize + 1);
         let json = inner.to_string(false).map_err(|error| bad(error.to_string()))?;
-        Ok(Self { inner, begin, end, characters, size, plain: false, json })
+        Ok(Self { inner: Arc::new(inner), begin, end, characters, size, plain: false, json })
     }
 
     /// The token that begins a document: the one that ends it, unless the vocabulary has another for this.
@@ -249,16 +311,6 @@ impl Tokenizer {
         tokens.sort_unstable();
         let all = serde_json::json!([file["model"], tokens]).to_string();
         hex(&Sha256::digest(all)[..8])
-    }
-
-    /// Text to numbers, without a beginning or an end. A character that a closed vocabulary lacks is refused by name.
-    pub fn try_encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        if let Some(characters) = &self.characters
-            && let Some(got) = text.chars().find(|c| !characters.contains(c))
-        {
-            return Err(TokenizerError::Unknown { got, known: characters.iter().collect() });
-        }
-        Ok(self.encode(text))
     }
 
     /// Tokens there are.
@@ -286,17 +338,28 @@ impl Tokenizer {
         hex(&Sha256::digest(&self.json)[..8])
     }
 
-    /// Text to numbers, without an end.
+    /// Text to numbers, without a beginning or an end. For short text: a tokenizer that was opened can encode any that
+    /// does not exceed the limits of its regular expressions.
     ///
     /// # Panics
     ///
     /// If the vocabulary is closed and lacks a character: [`Tokenizer::try_encode`] says which.
     pub fn encode(&self, text: &str) -> Vec<u32> {
+        self.try_encode(text).expect("it was tried with strange text")
+    }
+
+    /// The same for text of any length. A character that a closed vocabulary lacks is refused by name.
+    pub fn try_encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         if self.plain {
-            return text.bytes().map(u32::from).collect();
+            return Ok(text.bytes().map(u32::from).collect());
         }
-        let encoding = self.inner.encode_fast(text, false).expect("it was tried with strange text");
-        encoding.get_ids().to_vec()
+        if let Some(characters) = &self.characters
+            && let Some(got) = text.chars().find(|c| !characters.contains(c))
+        {
+            return Err(TokenizerError::Unknown { got, known: characters.iter().collect() });
+        }
+        let encoding = self.inner.encode_fast(text, false);
+        Ok(encoding.map_err(|error| TokenizerError::Encode(error.to_string()))?.get_ids().to_vec())
     }
 
     /// Numbers to text. Bytes that are no characters become `�`.
@@ -386,6 +449,8 @@ impl TextStream<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     const TEXT: &str = "Ein Öltank: 12 Fässer.\n\n\tThe end, the end — the <|endoftext|> 🙂🙂";
@@ -420,12 +485,39 @@ mod tests {
         assert!(tokens.iter().all(|token| (*token as usize) < tokenizer.size() && *token != tokenizer.end()));
         // Text it has not seen, too.
         assert_eq!(tokenizer.decode(&tokenizer.encode("Жук \u{0}")), "Жук \u{0}");
-        assert!(Tokenizer::learn(256, std::iter::empty()).unwrap_err().to_string().contains("256"));
+        assert!(Tokenizer::learn(256, std::iter::empty::<String>()).unwrap_err().to_string().contains("256"));
         let folder = tempfile::tempdir().unwrap();
         tokenizer.save(&folder.path().join(TOKENIZER_FILE)).unwrap();
         let again = Tokenizer::open(folder.path().to_str().unwrap()).unwrap();
         assert_eq!((&again, again.fingerprint()), (&tokenizer, tokenizer.fingerprint()));
         assert_ne!(again.fingerprint(), Tokenizer::bytes().fingerprint());
+    }
+
+    /// Ordinary words are learnt from as they are; only what is longer than any word is cut, and nothing is lost.
+    #[test]
+    fn long_words_are_cut_between_characters() {
+        assert_eq!(words("Ein Öl").unwrap(), ["Ein", "ĠÃĸl"]);
+        let text = format!("{} end", "é".repeat(300));
+        let words = words(&text).unwrap();
+        assert_eq!(words.iter().map(|word| word.chars().count()).collect::<Vec<_>>(), [256, 256, 88, 4]);
+        assert_eq!(words[0], "Ã©".repeat(128), "never within a character");
+    }
+
+    /// A word of a megabyte takes as long as a megabyte of words: a quadratic cost would exceed any deadline.
+    #[test]
+    fn text_without_spaces_is_learnt_and_encoded() {
+        let mut state = 1u64;
+        let mut letter = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            char::from(b'a' + (state >> 33) as u8 % 26)
+        };
+        let text: String = (0..1 << 20).map(|_| letter()).collect();
+        let begin = std::time::Instant::now();
+        let tokenizer = Tokenizer::learn(2000, [&text].into_iter()).unwrap();
+        assert_eq!(tokenizer.size(), 2000);
+        let tokens = tokenizer.encode(&text);
+        assert_eq!(tokenizer.decode(&tokens), text);
+        assert!(begin.elapsed().as_secs() < 60, "{:?}", begin.elapsed());
     }
 
     #[test]

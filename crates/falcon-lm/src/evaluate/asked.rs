@@ -31,7 +31,8 @@ impl Exam {
         let mut asked = Asked { texts: Vec::new(), window: self.window, benchmarks: Vec::new() };
         for text in &self.texts {
             let name = text.path.display().to_string();
-            let opened = Tokens::open(&text.source()?, tokenizer, &cache_folder(), &mut |bytes| {
+            let source = text.source(&mut || progress(&name, 0, 0))?;
+            let opened = Tokens::open(&source, tokenizer, &cache_folder()?, self.check, &mut |bytes| {
                 progress(&format!("{name}: {} MiB made into tokens", bytes >> 20), 0, 0)
             });
             match opened {

@@ -7,12 +7,14 @@ use serde::{Deserialize, Serialize};
 use super::choices::fingerprint;
 use super::likelihood::likelihoods;
 use super::{Benchmark, BenchmarkError, BenchmarkResult, Estimate, Questions, Reading, TextScore, text_score};
-use crate::data::{CacheError, Detokenizer, Source, SourceError, Tokens, cache_folder};
+use crate::data::{CacheError, Check, Detokenizer, Source, SourceError, Tokens, cache_folder};
 use crate::trained::{Trained, TrainedError};
 
 /// What is asked.
 #[derive(Debug)]
 pub struct Exam {
+    /// How much is read to find out whether texts are what they were when they were made into tokens.
+    pub check: Check,
     pub(super) texts: Vec<ExamText>,
     pub(super) window: Option<u32>,
     /// Questions, and the examples before each of them, each number in turn.
@@ -31,8 +33,8 @@ pub struct ExamText {
 }
 
 impl ExamText {
-    pub(super) fn source(&self) -> Result<Source, SourceError> {
-        let source = Source::open(&self.path)?;
+    pub(super) fn source(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Source, SourceError> {
+        let source = Source::find(&self.path, go_on)?;
         match self.detokenizer {
             Some(detokenizer) => source.detokenized(detokenizer),
             None => Ok(source),
@@ -85,7 +87,7 @@ pub type OnProgress<'a> = dyn FnMut(&str, usize, usize) -> bool + 'a;
 impl Exam {
     /// Texts, to be read by windows of so many tokens, or from beginning to end.
     pub fn new(texts: Vec<ExamText>, window: Option<u32>) -> Self {
-        Self { texts, window, questions: Vec::new() }
+        Self { check: Check::Sampled, texts, window, questions: Vec::new() }
     }
 
     /// Reads the questions of benchmarks from `folder`, at most `limit` of each, to be asked with so many
@@ -107,7 +109,7 @@ impl Exam {
 
     /// Whether all texts are there, and of the kind that they should be.
     pub fn check(&self) -> Result<(), CacheError> {
-        self.texts.iter().try_for_each(|text| text.source().map(drop).map_err(CacheError::from))
+        self.texts.iter().try_for_each(|text| text.source(&mut || true).map(drop).map_err(CacheError::from))
     }
 
     /// Measures what `known` does not have yet, and gives `known` to `keep` after every part. Returns what was asked, in order, from what is
@@ -121,7 +123,7 @@ impl Exam {
         progress: &mut OnProgress<'_>,
     ) -> Result<Answers, E> {
         let mut asked = ModelResult { texts: Vec::new(), benchmarks: Vec::new(), ..known.clone() };
-        let complete = self.read(&cache_folder(), trained, known, &mut asked, keep, progress)?
+        let complete = self.read(&cache_folder()?, trained, known, &mut asked, keep, progress)?
             && self.answer(trained, known, &mut asked, keep, progress)?;
         Ok(Answers { asked, complete })
     }
@@ -139,10 +141,9 @@ impl Exam {
         for exam_text in &self.texts {
             let (name, detokenizer) = (exam_text.path.display().to_string(), exam_text.detokenizer);
             progress(&name, 0, 0);
-            let source = exam_text.source().map_err(CacheError::from)?;
-            let opened = Tokens::open(&source, tokenizer, cache, &mut |bytes| {
-                progress(&format!("{name}: {} MiB made into tokens", bytes >> 20), 0, 0)
-            });
+            let mut told = |bytes: usize| progress(&format!("{name}: {} MiB made into tokens", bytes >> 20), 0, 0);
+            let source = exam_text.source(&mut || told(0)).map_err(CacheError::from);
+            let opened = source.and_then(|source| Tokens::open(&source, tokenizer, cache, self.check, &mut told));
             let text = match opened {
                 Err(CacheError::Interrupted) => return Ok(false),
                 opened => opened?,

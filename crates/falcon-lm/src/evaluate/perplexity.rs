@@ -157,14 +157,15 @@ mod tests {
 
     use super::super::TOKENS;
     use super::*;
-    use crate::data::{Source, Tokenizer};
+    use crate::data::{Check, Source, Tokenizer};
 
     fn tokens(texts: &[String]) -> Tokens {
         let folder = tempfile::tempdir().unwrap();
         let lines = texts.iter().map(|text| serde_json::json!({ "text": text }).to_string() + "\n");
         std::fs::write(folder.path().join("a.jsonl"), lines.collect::<String>()).unwrap();
         let source = Source::open(folder.path()).unwrap();
-        Tokens::open(&source, &Tokenizer::bytes(), &folder.path().join("cache"), &mut |_| true).unwrap()
+        Tokens::open(&source, &Tokenizer::bytes(), &folder.path().join("cache"), Check::Sampled, &mut |_| true)
+            .unwrap()
     }
 
     fn letters(count: usize) -> String {

@@ -6,7 +6,7 @@
 //! which questions are asked. A file without a training split has its questions as examples of each other.
 
 use std::collections::HashMap;
-use std::fs;
+use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -15,7 +15,7 @@ use thiserror::Error;
 use super::choices::{Benchmark, Form, Splits};
 use super::likelihood::Request;
 use super::python_random::PythonRandom;
-use crate::data::{Tokenizer, TokenizerError, in_line};
+use crate::data::{LineError, Lines, Tokenizer, TokenizerError, in_line, open_regular};
 
 /// The harness' own seed for examples.
 const SEED: u32 = 1234;
@@ -31,13 +31,7 @@ pub enum BenchmarkError {
         /// The file.
         path: PathBuf,
         /// What the system said.
-        error: std::io::Error,
-    },
-    /// A folder, a device or a pipe.
-    #[error("{path}: not a regular file; questions are read from files only")]
-    NotRegular {
-        /// What is there.
-        path: PathBuf,
+        error: io::Error,
     },
     /// A line that is no question.
     #[error("{path}, line {line}: {error}")]
@@ -212,17 +206,22 @@ impl Questions {
         limit: usize,
         shots: usize,
     ) -> Result<Self, BenchmarkError> {
-        // A pipe could keep the program waiting for ever.
-        if fs::metadata(path).is_ok_and(|about| !about.is_file()) {
-            return Err(BenchmarkError::NotRegular { path: path.into() });
-        }
-        let text = fs::read_to_string(path).map_err(|error| BenchmarkError::Io { path: path.into(), error })?;
+        let unread = |error| BenchmarkError::Io { path: path.into(), error };
+        let too_long = |error| match error {
+            LineError::Io(error) => unread(error),
+            error @ LineError::TooLong { .. } => unread(io::Error::other(error)),
+        };
         let (mut training, mut questions) = (Vec::new(), Vec::new());
-        for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            let wrong = |error| BenchmarkError::Line { path: path.into(), line: index + 1, error };
-            let line: Line = serde_json::from_str(line).map_err(|error| wrong(in_line(&error)))?;
+        let mut lines = Lines::new(BufReader::new(open_regular(path).map_err(unread)?));
+        while let Some((number, json)) = lines.next_line().map_err(too_long)? {
+            if json.trim_ascii().is_empty() {
+                continue;
+            }
+            let number = number as usize;
+            let wrong = |error| BenchmarkError::Line { path: path.into(), line: number, error };
+            let line: Line = serde_json::from_slice(json).map_err(|error| wrong(in_line(&error)))?;
             let split = if line.split.as_deref() == Some(TRAIN) { &mut training } else { &mut questions };
-            split.push(Item::of(benchmark.form, line, index + 1).map_err(wrong)?);
+            split.push(Item::of(benchmark.form, line, number).map_err(wrong)?);
         }
         let count = limit.min(questions.len());
         if count == 0 {
@@ -306,6 +305,8 @@ impl Questions {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::super::choices::fingerprint;
     use super::*;
 

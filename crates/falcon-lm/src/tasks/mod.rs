@@ -2,6 +2,7 @@
 
 pub(crate) mod addition;
 mod text;
+mod texts;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,7 +18,8 @@ use self::addition::Addition;
 pub use self::addition::{AdditionConfig, Mixture, Operands, Order, Widths};
 use self::text::Text;
 pub use self::text::TextConfig;
-use crate::data::{CacheError, Tokenizer, TokenizerError};
+pub use self::texts::{TrainText, TrainTexts};
+use crate::data::{CacheError, Check, Tokenizer, TokenizerError};
 use crate::train::{Scores, TrainConfig};
 
 /// Names of all tasks.
@@ -83,6 +85,23 @@ pub enum TaskError {
         /// The file.
         path: String,
     },
+    /// A file would be learnt from more often than is meant.
+    #[error(
+        "task.train: {path} is named twice; name it once, and give it a weight if it should be learnt more often"
+    )]
+    Twice {
+        /// The file.
+        path: String,
+    },
+    /// Text of standard input that was kept is gone.
+    #[error(
+        "task.train: {path}, the text that was read from standard input, is no longer there; give the same text again \
+         on standard input with --set task.train=-"
+    )]
+    StdinGone {
+        /// The file that had it.
+        path: PathBuf,
+    },
     /// Data is not what a run began with.
     #[error("task.{name}: {path} has changed since the run began; bring it back, or begin another run")]
     Changed {
@@ -91,6 +110,11 @@ pub enum TaskError {
         /// The file.
         path: PathBuf,
     },
+    /// Texts are weighted in another way than when the run began.
+    #[error(
+        "task.train: the weights of its texts are not those that the run began with; put them back, or start another run"
+    )]
+    Weights,
     /// A checkpoint of another task.
     #[error("the checkpoint's state of the task does not fit: {0}")]
     State(serde_json::Error),
@@ -329,6 +353,21 @@ impl TaskConfig {
         match self {
             Self::Addition(config) => config.validate(),
             Self::Text(config) => config.validate(),
+        }
+    }
+
+    /// Reads standard input and keeps it, if it is to be learnt from.
+    pub fn keep_stdin(&mut self, input: impl std::io::Read) -> Result<(), TaskError> {
+        match self {
+            Self::Addition(_) => Ok(()),
+            Self::Text(config) => config.keep_stdin(input),
+        }
+    }
+
+    /// Says how much is read to find out whether files are what they were.
+    pub fn set_check(&mut self, check: Check) {
+        if let Self::Text(config) = self {
+            config.check = check;
         }
     }
 

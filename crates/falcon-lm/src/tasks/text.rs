@@ -1,23 +1,25 @@
 //! The next token of text.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use rand::seq::SliceRandom;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::texts::TrainTexts;
 use super::{Batch, Moment, Split, Task, TaskError, VALIDATION, check, rng};
-use crate::data::{Source, Tokenizer, Tokens, Totals, cache_folder};
+use crate::data::{Check, STDIN, Source, Tokenizer, Tokens, Totals, cache_folder, keep_text};
 use crate::evaluate::TextScore;
 use crate::train::Scores;
 
 /// Options of the task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TextConfig {
-    /// The file or folder to learn from.
-    pub train: PathBuf,
-    /// The one to be measured on. Without one, the last twentieth of the other is kept back.
+    /// What to learn from.
+    pub train: TrainTexts,
+    /// The file or folder to be measured on. Without one, the last twentieth of every text is kept back.
     pub valid: PathBuf,
     /// `bytes`, a `tokenizer.json`, or a folder with one or with `vocab.json` and `merges.txt`.
     pub tokenizer: String,
@@ -25,16 +27,20 @@ pub struct TextConfig {
     pub length: usize,
     /// Sequences in a measurement, at most.
     pub eval_sequences: usize,
+    /// How much is read to find out whether files are what they were. It does not change what a run does.
+    #[serde(skip)]
+    pub check: Check,
 }
 
 impl Default for TextConfig {
     fn default() -> Self {
         Self {
-            train: PathBuf::new(),
+            train: TrainTexts::default(),
             valid: PathBuf::new(),
             tokenizer: "bytes".into(),
             length: 256,
             eval_sequences: 64,
+            check: Check::Sampled,
         }
     }
 }
@@ -50,34 +56,103 @@ impl TextConfig {
             "bytes" => self.tokenizer.clone(),
             name => absolute(Path::new(name)).to_string_lossy().into_owned(),
         };
-        Self { train: absolute(&self.train), valid: absolute(&self.valid), tokenizer, ..self.clone() }
+        let mut train = self.train.clone();
+        // `-` is standard input.
+        let named = train.iter_mut().filter(|text| text.path != Path::new(STDIN));
+        named.for_each(|text| text.path = absolute(&text.path));
+        Self { train, valid: absolute(&self.valid), tokenizer, ..self.clone() }
     }
 
     /// Everything that can be wrong but for the files.
     pub fn validate(&self) -> Result<(), TaskError> {
         check("length", (1..=1 << 20).contains(&self.length), "from 1 to 1048576", self.length)?;
-        check("eval_sequences", self.eval_sequences > 0, "at least 1", self.eval_sequences)
+        check("eval_sequences", self.eval_sequences > 0, "at least 1", self.eval_sequences)?;
+        for text in self.train.iter() {
+            let (weight, path) = (text.weight, text.path.display());
+            let good = weight > 0.0 && weight <= MOST_WEIGHT;
+            check("train", good, "of weights above 0 and up to 1000", format!("{weight} for {path}"))?;
+        }
+        Ok(())
+    }
+
+    /// Reads standard input if it is one of the texts to learn from, and keeps it in a file that takes its place. The
+    /// file is named by its contents: the same text given again is the same configuration.
+    pub fn keep_stdin(&mut self, input: impl std::io::Read) -> Result<(), TaskError> {
+        let wrong = |error| TaskError::Data { name: "train", error: Box::new(error) };
+        let mut given = self.train.iter_mut().filter(|text| text.path == Path::new(STDIN));
+        if let Some(text) = given.next() {
+            text.path = keep_text(input, &cache_folder().map_err(wrong)?).map_err(wrong)?;
+        }
+        match given.next() {
+            Some(_) => check("train", false, "of standard input once", STDIN),
+            None => Ok(()),
+        }
     }
 }
+
+/// A text that is a thousand times as important as another would be nearly all there is to learn.
+const MOST_WEIGHT: f64 = 1000.0;
 
 /// Text, as tokens.
 #[derive(Debug)]
 pub(crate) struct Text {
     config: TextConfig,
     tokenizer: Tokenizer,
-    train: Tokens,
-    /// None if the end of the other is kept back.
+    train: Vec<Part>,
+    /// None if the ends of the others are kept back.
     valid: Option<Tokens>,
-    /// Tokens of `train` to learn from.
-    learnt: usize,
     /// The order of the windows in the pass over the text that was drawn from last: the seed and the pass it is of.
     order: Option<(u64, u64, Vec<u32>)>,
+}
+
+/// One of the texts to learn from.
+#[derive(Debug)]
+struct Part {
+    tokens: Tokens,
+    /// Tokens to learn from.
+    learnt: usize,
+    /// Windows of these.
+    windows: u64,
+    /// Windows that a pass takes.
+    drawn: u64,
+}
+
+impl Part {
+    fn new(tokens: Tokens, learnt: usize, length: usize, weight: f64) -> Self {
+        let windows = (learnt.saturating_sub(1) / length) as u64;
+        let drawn = ((windows as f64 * weight).round() as u64).max(1);
+        Self { tokens, learnt, windows, drawn }
+    }
+
+    /// The window that is number `place` of those that a pass takes. Passes that do not take all go on where the one
+    /// before ended, by steps that spread each of them over the whole text.
+    fn window(&self, pass: u64, place: u64) -> u64 {
+        let number = (u128::from(pass) * u128::from(self.drawn) + u128::from(place)) % u128::from(self.windows);
+        match self.drawn.is_multiple_of(self.windows) {
+            true => number as u64,
+            false => (number * u128::from(stride(self.windows)) % u128::from(self.windows)) as u64,
+        }
+    }
+}
+
+/// A step that visits all of `count` places before one of them again, with neighbours in time far apart.
+fn stride(count: u64) -> u64 {
+    const GOLDEN: f64 = 0.618_033_988_749_895;
+    let coprime = |step: &u64| {
+        let (mut a, mut b) = (count, *step);
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a == 1
+    };
+    (((count as f64 * GOLDEN) as u64).max(1)..).find(coprime).expect("a number without a common divisor")
 }
 
 impl Text {
     /// Reads the files, or what was made of them before. `progress` is told the bytes of text made into tokens.
     pub fn open(config: &TextConfig, progress: &mut dyn FnMut(usize) -> bool) -> Result<Self, TaskError> {
-        Self::open_in(config, &cache_folder(), progress)
+        let folder = cache_folder().map_err(|error| TaskError::Data { name: "train", error: Box::new(error) })?;
+        Self::open_in(config, &folder, progress)
     }
 
     fn open_in(
@@ -85,69 +160,99 @@ impl Text {
         cache: &Path,
         progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Self, TaskError> {
-        if config.train.as_os_str().is_empty() {
+        let nameless = config.train.iter().any(|text| text.path.as_os_str().is_empty());
+        if nameless || config.train.iter().len() == 0 {
             return Err(TaskError::NoData { name: "train" });
         }
         let tokenizer = Tokenizer::open(&config.tokenizer).map_err(TaskError::Tokenizer)?;
         let mut open = |name: &'static str, path: &Path| {
             let data = |error| TaskError::Data { name, error: Box::new(error) };
-            let source = Source::open(path).map_err(|error| data(error.into()))?;
-            Tokens::open(&source, &tokenizer, cache, progress).map_err(data)
+            if path.parent() == Some(cache) && !path.exists() {
+                return Err(TaskError::StdinGone { path: path.into() });
+            }
+            let source = Source::find(path, &mut || progress(0)).map_err(|error| data(error.into()))?;
+            Tokens::open(&source, &tokenizer, cache, config.check, progress).map_err(data)
         };
-        let train = open("train", &config.train)?;
+        let all: Vec<Tokens> =
+            config.train.iter().map(|text| open("train", &text.path)).collect::<Result<_, _>>()?;
         let valid = match config.valid.as_os_str().is_empty() {
             true => None,
             false => Some(open("valid", &config.valid)?),
         };
-        if let Some(path) = valid.as_ref().and_then(|valid| valid.shared_file(&train)) {
-            return Err(TaskError::Overlap { path: path.to_string() });
-        }
-        let all = train.totals().tokens;
-        let learnt = if valid.is_some() { all } else { all - all / 20 };
-        let text = Self { config: config.clone(), tokenizer, train, valid, learnt, order: None };
-        let needed = config.length + 1;
-        let of = |path: &Path| path.display().to_string();
-        let (from, to) = text.held_out();
-        let (train, valid) = (of(&config.train), of(&config.valid));
-        let (train, valid) = match text.valid {
-            Some(_) => (train, valid),
-            None => (format!("{train} but for its last twentieth"), format!("the last twentieth of {train}")),
-        };
-        for (name, what, got) in [("train", train, learnt), ("valid", valid, to - from)] {
-            if got < needed {
-                return Err(TaskError::Short { name, what, got, needed });
+        for (index, tokens) in all.iter().enumerate() {
+            if let Some(path) = valid.as_ref().and_then(|valid| valid.shared_file(tokens)) {
+                return Err(TaskError::Overlap { path: path.to_string() });
+            }
+            if let Some(path) = all[..index].iter().find_map(|other| other.shared_file(tokens)) {
+                return Err(TaskError::Twice { path: path.to_string() });
             }
         }
-        // Windows are numbered in 32 bits.
-        check("length", learnt / config.length <= u32::MAX as usize, "longer, for as much text", config.length)?;
+        let held_out = |tokens: &Tokens| if valid.is_some() { 0 } else { tokens.totals().tokens / 20 };
+        let part = |(tokens, weight): (Tokens, f64)| {
+            let learnt = tokens.totals().tokens - held_out(&tokens);
+            Part::new(tokens, learnt, config.length, weight)
+        };
+        let train = all.into_iter().zip(config.train.iter().map(|text| text.weight)).map(part).collect();
+        let text = Self { config: config.clone(), tokenizer, train, valid, order: None };
+        text.check_lengths()?;
         Ok(text)
     }
 
-    /// The tokens to be measured on: from and to, of [`Text::measured`].
-    fn held_out(&self) -> (usize, usize) {
+    /// Refuses texts that have no sequence to learn from or to be measured on.
+    fn check_lengths(&self) -> Result<(), TaskError> {
+        let (config, needed) = (&self.config, self.config.length + 1);
+        let but = if self.valid.is_some() { "" } else { " but for its last twentieth" };
+        for (part, text) in self.train.iter().zip(config.train.iter()) {
+            if part.learnt < needed {
+                let what = format!("{}{but}", text.path.display());
+                return Err(TaskError::Short { name: "train", what, got: part.learnt, needed });
+            }
+        }
+        let longest = self.held_out().into_iter().map(|(_, range)| range.len()).max().unwrap_or(0);
+        if longest < needed {
+            let what = match self.valid {
+                Some(_) => config.valid.display().to_string(),
+                None => format!("the last twentieth of {}", config.train),
+            };
+            return Err(TaskError::Short { name: "valid", what, got: longest, needed });
+        }
+        // Windows are numbered in 32 bits.
+        let drawn: u64 = self.train.iter().map(|part| part.drawn).sum();
+        check("length", drawn <= u32::MAX.into(), "longer, for as much text", config.length)
+    }
+
+    /// The tokens to be measured on.
+    fn held_out(&self) -> Vec<(&Tokens, Range<usize>)> {
         match &self.valid {
-            Some(valid) => (0, valid.totals().tokens),
-            None => (self.learnt, self.train.totals().tokens),
+            Some(valid) => vec![(valid, 0..valid.totals().tokens)],
+            None => {
+                let end = |part: &Part| part.learnt..part.tokens.totals().tokens;
+                self.train.iter().map(|part| (&part.tokens, end(part))).collect()
+            }
         }
     }
 
-    fn measured(&self) -> &Tokens {
-        self.valid.as_ref().unwrap_or(&self.train)
-    }
-
-    /// The window at which sequence number `index` of a run begins: every pass over the text takes all windows once, in an order of its own.
-    fn window(&mut self, seed: u64, index: u64) -> usize {
-        let windows = (self.learnt - 1) / self.config.length;
-        let (pass, place) = (index / windows as u64, (index % windows as u64) as usize);
+    /// The text that sequence number `index` of a run is from, and where it begins there: every pass over the texts
+    /// takes all windows, as often as their text's weight says, in an order of its own.
+    fn window(&mut self, seed: u64, index: u64) -> (usize, usize) {
+        let all: u64 = self.train.iter().map(|part| part.drawn).sum();
+        let (pass, place) = (index / all, (index % all) as usize);
         let order = match &mut self.order {
             Some((of, at, order)) if (*of, *at) == (seed, pass) => order,
             order => {
-                let mut fresh: Vec<u32> = (0..windows as u32).collect();
+                let mut fresh: Vec<u32> = (0..all as u32).collect();
                 fresh.shuffle(&mut rng(seed, pass.into()));
                 &mut order.insert((seed, pass, fresh)).2
             }
         };
-        order[place] as usize * self.config.length
+        let mut place = u64::from(order[place]);
+        for (index, part) in self.train.iter().enumerate() {
+            if place < part.drawn {
+                return (index, part.window(pass, place) as usize * self.config.length);
+            }
+            place -= part.drawn;
+        }
+        unreachable!("a pass has no more places than its texts")
     }
 }
 
@@ -187,18 +292,29 @@ fn perplexities(loss: f64, totals: Totals) -> BTreeMap<String, f64> {
 
 impl Task for Text {
     fn batch(&mut self, moment: Moment, count: usize) -> Batch {
-        let first = moment.step * count as u64;
-        let starts: Vec<usize> = (0..count as u64).map(|i| self.window(moment.seed, first + i)).collect();
-        Batch::new(starts.into_iter().flat_map(|start| sequences(&self.train, start, self.config.length)))
+        let (first, length) = (moment.step * count as u64, self.config.length);
+        let starts: Vec<_> = (0..count as u64).map(|i| self.window(moment.seed, first + i)).collect();
+        Batch::new(starts.into_iter().flat_map(|(part, start)| sequences(&self.train[part].tokens, start, length)))
     }
 
     fn splits(&self) -> Vec<Split> {
-        let (length, (from, to)) = (self.config.length, self.held_out());
-        let windows = (to - from - 1) / length;
-        // Spread over the whole text, whatever it is about.
+        let (length, held_out) = (self.config.length, self.held_out());
+        let windows_of = |range: &Range<usize>| range.len().saturating_sub(1) / length;
+        let windows: usize = held_out.iter().map(|(_, range)| windows_of(range)).sum();
+        // Spread over all of the text, whatever it is about.
         let count = windows.min(self.config.eval_sequences);
-        let starts = (0..count).map(|i| from + i * windows / count * length);
-        let batch = Batch::new(starts.flat_map(|start| sequences(self.measured(), start, length)));
+        let sequence = |i: usize| {
+            let mut window = i * windows / count;
+            for (tokens, range) in &held_out {
+                let here = windows_of(range);
+                if window < here {
+                    return sequences(tokens, range.start + window * length, length);
+                }
+                window -= here;
+            }
+            unreachable!("there are no more windows")
+        };
+        let batch = Batch::new((0..count).flat_map(sequence));
         vec![Split { name: VALIDATION.into(), groups: vec![(String::new(), batch)] }]
     }
 
@@ -207,11 +323,12 @@ impl Task for Text {
     }
 
     fn about(&self, scores: &Scores) -> BTreeMap<String, f64> {
-        perplexities(scores.loss, self.measured().totals())
+        let all = self.held_out().into_iter().map(|(tokens, _)| tokens.totals());
+        perplexities(scores.loss, all.fold(Totals::default(), Totals::plus))
     }
 
     fn epoch(&self) -> Option<usize> {
-        Some(self.learnt)
+        Some(self.train.iter().map(|part| part.drawn as usize).sum::<usize>() * self.config.length)
     }
 
     fn tokenizer(&self) -> Option<&Tokenizer> {
@@ -221,17 +338,27 @@ impl Task for Text {
     /// What was read, so that a run does not go on with other text under the same name.
     fn state(&self) -> Value {
         let valid = self.valid.as_ref().map(Tokens::fingerprint);
-        json!({ "train": self.train.fingerprint(), "valid": valid, "tokenizer": self.tokenizer.fingerprint() })
+        let train: Vec<&str> = self.train.iter().map(|part| part.tokens.fingerprint()).collect();
+        // A single text is recorded as it was before there could be several.
+        let train = if let [one] = train[..] { json!(one) } else { json!(train) };
+        let mut state = json!({ "train": train, "valid": valid, "tokenizer": self.tokenizer.fingerprint() });
+        let weights: Vec<f64> = self.config.train.iter().map(|text| text.weight).collect();
+        if weights.iter().any(|weight| *weight != 1.0) {
+            state["weights"] = json!(weights);
+        }
+        state
     }
 
     fn restore(&mut self, state: Value) -> Result<(), TaskError> {
         let now = self.state();
         let of = [
             ("tokenizer", PathBuf::from(&self.config.tokenizer)),
-            ("train", self.config.train.clone()),
+            ("train", self.config.train.to_string().into()),
+            ("weights", self.config.train.to_string().into()),
             ("valid", self.config.valid.clone()),
         ];
-        match of.into_iter().find(|(name, _)| state[*name] != now[*name]) {
+        match of.into_iter().find(|(name, _)| state.get(*name) != now.get(*name)) {
+            Some(("weights", _)) => Err(TaskError::Weights),
             Some((name, path)) => Err(TaskError::Changed { name, path }),
             None => Ok(()),
         }
@@ -240,6 +367,7 @@ impl Task for Text {
 
 #[cfg(test)]
 mod tests {
+    use super::super::TrainText;
     use super::*;
 
     /// Tokens are kept in a folder of the test, not of the user.
@@ -259,8 +387,8 @@ mod tests {
     #[test]
     fn a_pass_takes_every_window_once() {
         let mut text = text(&[("a.txt", &letters(239))], 10).unwrap();
-        assert_eq!((text.learnt, text.held_out()), (228, (228, 240)));
-        let mut starts = |pass: u64| -> Vec<usize> { (0..22).map(|i| text.window(3, pass * 22 + i)).collect() };
+        assert_eq!((text.train[0].learnt, text.held_out()[0].1.clone()), (228, 228..240));
+        let mut starts = |pass: u64| -> Vec<usize> { (0..22).map(|i| text.window(3, pass * 22 + i).1).collect() };
         let (first, second) = (starts(0), starts(1));
         let sorted = |mut starts: Vec<usize>| {
             starts.sort_unstable();
@@ -283,17 +411,105 @@ mod tests {
         assert_eq!(at(&mut through, 2), at(&mut fresh(), 2), "back again");
     }
 
+    /// What runs drew before there could be several texts: a shuffle of all windows for every pass.
+    #[test]
+    fn a_single_text_is_drawn_as_ever() {
+        let mut text = text(&[("a.txt", &letters(239))], 10).unwrap();
+        for pass in 0..3 {
+            let mut expected: Vec<u32> = (0..22).collect();
+            expected.shuffle(&mut rng(3, pass));
+            let got: Vec<usize> = (0..22).map(|i| text.window(3, pass as u64 * 22 + i).1).collect();
+            assert_eq!(got, expected.iter().map(|window| *window as usize * 10).collect::<Vec<_>>());
+        }
+    }
+
+    /// Texts of 22 and 10 windows, of which a pass takes so many of each.
+    fn weighted(weights: [f64; 2], folder: &Path) -> Result<Text, TaskError> {
+        let texts = [("a.txt", 239, weights[0]), ("b.txt", 109, weights[1])].map(|(name, count, weight)| {
+            let path = folder.join(name);
+            std::fs::write(&path, letters(count)).unwrap();
+            TrainText { path, weight }
+        });
+        let config = TextConfig { train: texts.to_vec().into(), length: 10, ..TextConfig::default() };
+        Text::open_in(&config, &folder.join("cache"), &mut |_| true)
+    }
+
+    #[test]
+    fn weights_say_how_often_a_text_is_drawn() {
+        let folder = tempfile::tempdir().unwrap();
+        for (weights, drawn, passes) in
+            [([1.0, 1.0], [22, 10], 1), ([2.0, 1.0], [44, 10], 1), ([0.5, 3.0], [11, 30], 2)]
+        {
+            let mut text = weighted(weights, folder.path()).unwrap();
+            let all = drawn[0] + drawn[1];
+            let mut counts = BTreeMap::new();
+            for pass in 0..passes {
+                let windows: Vec<_> = (0..all).map(|i| text.window(7, pass * all + i)).collect();
+                assert_eq!(windows.iter().filter(|(part, _)| *part == 0).count() as u64, drawn[0], "{weights:?}");
+                windows.into_iter().for_each(|window| *counts.entry(window).or_insert(0.0) += 1.0);
+            }
+            // Every window as often as its text's weight says, over so many passes.
+            assert_eq!(counts.len(), 32, "{weights:?}");
+            for ((part, start), count) in counts {
+                assert_eq!(count, weights[part] * passes as f64, "{weights:?}: window {start} of {part}");
+            }
+        }
+        let text = weighted([1.0, 1.0], folder.path()).unwrap();
+        assert!(text.state()["train"].is_array());
+        assert_eq!(
+            text.splits()[0].groups[0].1.tokens.len(),
+            10,
+            "the end of the first has one window, of the second none"
+        );
+    }
+
+    #[test]
+    fn a_text_is_not_learnt_twice_by_two_names() {
+        let folder = tempfile::tempdir().unwrap();
+        drop(weighted([1.0, 1.0], folder.path()));
+        let [all, one] = ["", "a.txt"].map(|name| TrainText { path: folder.path().join(name), weight: 1.0 });
+        let config = TextConfig { train: vec![all, one].into(), length: 10, ..TextConfig::default() };
+        let said = Text::open_in(&config, &folder.path().join("cache"), &mut |_| true).unwrap_err().to_string();
+        assert!(said.contains("a.txt is named twice") && said.contains("weight"), "{said}");
+    }
+
+    #[test]
+    fn weights_have_limits() {
+        for weight in [0.0, -1.0, f64::INFINITY, f64::NAN, 1001.0] {
+            let train = vec![TrainText { path: "a".into(), weight }];
+            let said =
+                TextConfig { train: train.into(), ..TextConfig::default() }.validate().unwrap_err().to_string();
+            assert!(said.contains("task.train") && said.contains("for a"), "{said}");
+        }
+    }
+
+    #[test]
+    fn text_of_stdin_that_is_gone_says_how_to_give_it_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = folder.path().join("cache");
+        let path = keep_text(letters(239).as_bytes(), &cache).unwrap();
+        let config = TextConfig { train: path.as_path().into(), length: 10, ..TextConfig::default() };
+        assert!(Text::open_in(&config, &cache, &mut |_| true).is_ok());
+        std::fs::remove_file(&path).unwrap();
+        let said = Text::open_in(&config, &cache, &mut |_| true).unwrap_err().to_string();
+        assert!(said.contains("standard input") && said.contains("task.train=-"), "{said}");
+    }
+
     #[test]
     fn documents_are_sequences_of_their_own() {
         let files = [("a.txt", "abc"), ("b.txt", "defghij"), ("c.txt", &letters(200))];
         let text = text(&files, 8).unwrap();
         // | a b c | d e f g h i j |
         assert_eq!(
-            sequences(&text.train, 0, 8),
+            sequences(&text.train[0].tokens, 0, 8),
             [(vec![256, 97, 98, 99], vec![97, 98, 99, 256]), (vec![256, 100, 101, 102], vec![100, 101, 102, 103]),]
         );
-        assert_eq!(sequences(&text.train, 8, 4), [(vec![103, 104, 105, 106], vec![104, 105, 106, 256])]);
-        assert_eq!(sequences(&text.train, 12, 1), [(vec![256], vec![97])], "also where one begins a window");
+        assert_eq!(sequences(&text.train[0].tokens, 8, 4), [(vec![103, 104, 105, 106], vec![104, 105, 106, 256])]);
+        assert_eq!(
+            sequences(&text.train[0].tokens, 12, 1),
+            [(vec![256], vec![97])],
+            "also where one begins a window"
+        );
     }
 
     #[test]
@@ -307,7 +523,7 @@ mod tests {
         let splits = text.splits();
         assert_eq!(
             splits[0].groups[0].1.tokens[..2],
-            text.train.get(244..246).iter().map(|t| *t as i32).collect::<Vec<_>>()
+            text.train[0].tokens.get(244..246).iter().map(|t| *t as i32).collect::<Vec<_>>()
         );
     }
 
@@ -350,7 +566,7 @@ mod tests {
             said.contains("task.train") && said.contains("but for its last twentieth has 29 tokens"),
             "{said}"
         );
-        let missing = TextConfig { train: "no/such/file.txt".into(), ..TextConfig::default() };
+        let missing = TextConfig { train: Path::new("no/such/file.txt").into(), ..TextConfig::default() };
         let said = Text::open(&missing, &mut |_| true).unwrap_err().to_string();
         assert!(said.contains("no/such/file.txt") && said.contains("task.train"), "{said}");
         let said = Text::open(&TextConfig::default(), &mut |_| true).unwrap_err().to_string();

@@ -1,0 +1,165 @@
+//! What tells a file from what it was: its size and times, a checksum of some of its blocks, and one of all of it.
+
+use std::fs;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path;
+use std::time::UNIX_EPOCH;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::regular::open_regular;
+use super::source::{SourceError, at};
+
+/// What tells a file from what it was, without reading all of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileStamp {
+    /// Where it is; bytes that are no UTF-8 as `%FF`.
+    pub path: String,
+    /// Its length.
+    pub bytes: u64,
+    /// When it was written, in nanoseconds since 1970. Programs can set it to any time.
+    pub modified: u128,
+    /// When it was changed in any way, in nanoseconds since 1970, where the system keeps that. Programs cannot set it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changed: Option<u128>,
+    /// Checksum of some blocks; of a small file, of all of it.
+    pub sampled: String,
+}
+
+impl FileStamp {
+    /// Of a file as it is now.
+    pub(super) fn of(path: &Path) -> Result<Self, SourceError> {
+        let wrong = |error| at(path, error);
+        let mut file = open_regular(path).map_err(wrong)?;
+        let about = file.metadata().map_err(wrong)?;
+        let modified = about.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        Ok(Self {
+            path: written(&fs::canonicalize(path).map_err(wrong)?),
+            bytes: about.len(),
+            modified: modified.map_or(0, |time| time.as_nanos()),
+            changed: changed(&about),
+            sampled: sampled(&mut file, about.len()).map_err(wrong)?,
+        })
+    }
+
+    /// Whether the file cannot have been written to between two stamps whose contents look the same.
+    pub(super) fn same_times(&self, other: &Self) -> bool {
+        (self.modified, self.changed) == (other.modified, other.changed)
+    }
+
+    /// Whether two stamps are of the same path, with contents that look the same.
+    pub(super) fn same_looks(&self, other: &Self) -> bool {
+        (&self.path, self.bytes, &self.sampled) == (&other.path, other.bytes, &other.sampled)
+    }
+}
+
+#[cfg(unix)]
+fn changed(about: &fs::Metadata) -> Option<u128> {
+    use std::os::unix::fs::MetadataExt;
+    let seconds = u128::try_from(about.ctime()).ok()?;
+    Some(seconds * 1_000_000_000 + u128::try_from(about.ctime_nsec()).ok()?)
+}
+
+#[cfg(not(unix))]
+fn changed(_about: &fs::Metadata) -> Option<u128> {
+    None
+}
+
+/// Blocks of which a large file's checksum is made, the first and the last of the file among them.
+const BLOCKS: u64 = 32;
+/// Bytes of a block. A file that has no more than all blocks together is read whole.
+const BLOCK: u64 = 8 << 10;
+
+/// Checksum of blocks spread over something of `length` bytes, and of the length.
+pub(super) fn sampled(from: &mut (impl Read + Seek), length: u64) -> io::Result<String> {
+    let mut hash = Sha256::new_with_prefix(length.to_le_bytes());
+    if length <= BLOCKS * BLOCK {
+        let mut bytes = Vec::with_capacity(length as usize);
+        from.seek(SeekFrom::Start(0))?;
+        from.take(length).read_to_end(&mut bytes)?;
+        hash.update(&bytes);
+    } else {
+        let mut block = vec![0; BLOCK as usize];
+        for index in 0..BLOCKS {
+            // Wide, as a product of two lengths.
+            let start = u128::from(length - BLOCK) * u128::from(index) / u128::from(BLOCKS - 1);
+            from.seek(SeekFrom::Start(start as u64))?;
+            from.read_exact(&mut block)?;
+            hash.update(&block);
+        }
+    }
+    Ok(hex(&hash.finalize()[..16]))
+}
+
+/// Checksum of all of a file. Asks now and then whether to go on.
+pub(super) fn whole(path: &Path, go_on: &mut dyn FnMut() -> bool) -> Result<String, SourceError> {
+    let wrong = |error| at(path, error);
+    let mut file = open_regular(path).map_err(wrong)?;
+    let (mut hash, mut block) = (Sha256::new(), vec![0; 4 << 20]);
+    loop {
+        let read = file.read(&mut block).map_err(wrong)?;
+        if read == 0 {
+            return Ok(hex(&hash.finalize()));
+        }
+        hash.update(&block[..read]);
+        if !go_on() {
+            return Err(SourceError::Interrupted);
+        }
+    }
+}
+
+/// Bytes as people write hashes.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A path as text, different ones as different texts.
+fn written(path: &Path) -> String {
+    let text = |chunk: std::str::Utf8Chunk<'_>| {
+        let bytes: String = chunk.invalid().iter().map(|byte| format!("%{byte:02X}")).collect();
+        chunk.valid().replace('%', "%25") + &bytes
+    };
+    path.as_os_str().as_encoded_bytes().utf8_chunks().map(text).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use super::*;
+
+    fn sum(bytes: &[u8]) -> String {
+        sampled(&mut Cursor::new(bytes), bytes.len() as u64).unwrap()
+    }
+
+    /// All of a small file; of a large one its beginning, its end and places in between, whatever the times say.
+    #[test]
+    fn samples_see_changes() {
+        let small: Vec<u8> = (0..255).collect();
+        for at in 0..small.len() {
+            let mut other = small.clone();
+            other[at] ^= 1;
+            assert_ne!(sum(&other), sum(&small), "byte {at}");
+        }
+        let large = vec![b'a'; 3 << 20];
+        let middle = (large.len() as u64 - BLOCK) * 16 / (BLOCKS - 1);
+        for at in [0, BLOCK as usize - 1, middle as usize, large.len() - 1] {
+            let mut other = large.clone();
+            other[at] = b'b';
+            assert_ne!(sum(&other), sum(&large), "byte {at}");
+        }
+        assert_ne!(sum(&large), sum(&large[1..]), "another length");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn names_need_not_be_text() {
+        use std::os::unix::ffi::OsStrExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9 100%.txt"));
+        fs::write(&path, "x").unwrap();
+        let stamp = FileStamp::of(&path).unwrap();
+        assert!(stamp.path.ends_with("caf%E9 100%25.txt"), "{}", stamp.path);
+    }
+}

@@ -1,0 +1,139 @@
+//! What a `tokenizer.json` or `vocab.json` asks for, found out before the library makes anything of it: a single
+//! number in it could ask for any amount of memory.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
+
+use super::growth::{MOST, growth};
+
+/// Tokens of a vocabulary, at most.
+pub(super) const MOST_TOKENS: usize = 1 << 24;
+/// Bytes of a token, at most.
+const LONGEST_TOKEN: usize = 64 << 10;
+
+#[derive(Deserialize)]
+struct Described {
+    added_tokens: Option<Vec<Added>>,
+    model: Option<Model>,
+    normalizer: Option<Value>,
+    decoder: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct Added {
+    id: Option<Value>,
+    content: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    vocab: Option<Vocabulary>,
+}
+
+/// Refuses a `tokenizer.json` that asks for too much.
+pub(super) fn check_tokenizer(json: &[u8]) -> Result<(), String> {
+    let described: Described = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    let mut all = described.model.and_then(|model| model.vocab).unwrap_or_default();
+    for Added { id, content } in described.added_tokens.into_iter().flatten() {
+        all.add(&content.unwrap_or_default(), &id.unwrap_or_default());
+    }
+    all.check()?;
+    for (name, part) in [("normalizer", described.normalizer), ("decoder", described.decoder)] {
+        let times = part.as_ref().map_or(1.0, growth);
+        if times > MOST {
+            return Err(format!(
+                "its {name} can make text {times:.0} times as long, and {MOST} times is the most that is allowed; remove \
+                 the long replacement from it"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The same of a `vocab.json`.
+pub(super) fn check_vocabulary(json: &[u8]) -> Result<(), String> {
+    serde_json::from_slice::<Vocabulary>(json).map_err(|error| error.to_string())?.check()
+}
+
+/// The largest number and the longest token of a vocabulary.
+#[derive(Default)]
+struct Vocabulary {
+    largest: u64,
+    longest: usize,
+}
+
+impl Vocabulary {
+    /// What is no number is left to the library to refuse.
+    fn add(&mut self, token: &str, id: &Value) {
+        self.largest = self.largest.max(id.as_u64().unwrap_or(0));
+        self.longest = self.longest.max(token.len());
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let Self { largest, longest } = self;
+        if *largest >= MOST_TOKENS as u64 {
+            return Err(format!(
+                "it has a token with the number {largest}, and numbers up to {} are allowed; number its tokens from 0 on",
+                MOST_TOKENS - 1
+            ));
+        }
+        if *longest > LONGEST_TOKEN {
+            return Err(format!(
+                "it has a token of {longest} bytes, and {LONGEST_TOKEN} are the most that is allowed"
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl<'de> Deserialize<'de> for Vocabulary {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Vocabulary;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("tokens with their numbers, or in the order of their numbers")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut all = Vocabulary::default();
+                while let Some((token, id)) = map.next_entry::<String, Value>()? {
+                    all.add(&token, &id);
+                }
+                Ok(all)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+                let mut all = Vocabulary::default();
+                while seq.next_element::<IgnoredAny>()?.is_some() {
+                    all.largest += 1;
+                }
+                Ok(all)
+            }
+        }
+        deserializer.deserialize_any(Reader)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_tokens_have_limits() {
+        let said = |json: &str| check_tokenizer(json.as_bytes()).unwrap_err();
+        let largest = r#"{"model": {"vocab": {"a": 0, "b": 1000000000}}}"#;
+        assert!(said(largest).contains("1000000000") && said(largest).contains("16777215"), "{}", said(largest));
+        let added = r#"{"added_tokens": [{"id": 16777216, "content": "x"}]}"#;
+        assert!(said(added).contains("16777216"), "{}", said(added));
+        let long = format!(r#"{{"a": 0, "{}": 1}}"#, "b".repeat(LONGEST_TOKEN + 1));
+        assert!(check_vocabulary(long.as_bytes()).unwrap_err().contains("65537 bytes"));
+        let unigram = r#"{"model": {"vocab": [["a", -1.5], ["b", -2.0]]}, "normalizer": null}"#;
+        assert_eq!(check_tokenizer(unigram.as_bytes()), Ok(()));
+        assert_eq!(check_vocabulary(br#"{"a": 0, "b": 16777215}"#), Ok(()));
+    }
+}
