@@ -1,12 +1,14 @@
 //! Files to be written when the work is done: whether they can be is known before it, and they replace nothing but an
 //! older result.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use falcon_lm::data::is_text_name;
 use falcon_nn::aside_file;
+use serde::de::IgnoredAny;
 
 /// What is to be written. Only a file of the same kind, or an empty one, is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,12 +50,12 @@ impl Kind {
         let text = beginning.trim_ascii_start();
         let contains = |word: &str| beginning.windows(word.len()).any(|bytes| bytes == word.as_bytes());
         let begins = |word: &str| text.get(..word.len()).is_some_and(|t| t.eq_ignore_ascii_case(word.as_bytes()));
-        // The length of the header, and the header.
-        let tensors = || beginning.get(8) == Some(&b'{') && beginning.get(6..8) == Some(&[0, 0]);
+        let has_tensor =
+            |is: fn(&str) -> bool| tensor_names(beginning).is_some_and(|names| names.iter().any(|name| is(name)));
         match self {
             Self::Tokenizer => begins("{") && contains("\"added_tokens\""),
-            Self::State => tensors() && contains("\"positions\""),
-            Self::Scan => tensors() && contains("\"out."),
+            Self::State => has_tensor(|name| name == "positions"),
+            Self::Scan => has_tensor(|name| name.starts_with("out.")),
             Self::Html => begins("<!doctype html") || begins("<html"),
             Self::Json => begins("[") || begins("{"),
             Self::Svg => begins("<svg") || begins("<?xml"),
@@ -61,6 +63,13 @@ impl Kind {
             Self::Page => true,
         }
     }
+}
+
+/// The names of the tensors of a safetensors file: their header is a length and JSON.
+fn tensor_names(beginning: &[u8]) -> Option<Vec<String>> {
+    let (length, rest) = beginning.split_first_chunk::<8>()?;
+    let header = rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+    Some(serde_json::from_slice::<BTreeMap<String, IgnoredAny>>(header).ok()?.into_keys().collect())
 }
 
 /// The folder of a file.
