@@ -19,7 +19,7 @@ pub type Metadata = BTreeMap<String, String>;
 /// Reads a safetensors file. Numbers of 16 bits are converted; infinite ones and those that are none are refused.
 pub fn read_arrays(path: &Path) -> Result<NamedArrays, FileError> {
     let bytes = read_file(path, u64::MAX)?;
-    open(&bytes, path)?.tensors().into_iter().map(|(name, tensor)| named(name, &tensor, path)).collect()
+    all(&open(&bytes, path)?, path)
 }
 
 /// Writes a safetensors file by [`write_file`].
@@ -47,20 +47,20 @@ pub(super) fn write_with(path: &Path, arrays: &NamedArrays, metadata: &Metadata)
 pub(super) fn read_with_metadata(path: &Path) -> Result<(NamedArrays, Metadata), FileError> {
     let bytes = read_file(path, u64::MAX)?;
     let tensors = open(&bytes, path)?;
-    let arrays: Result<_, _> =
-        tensors.tensors().into_iter().map(|(name, tensor)| named(name, &tensor, path)).collect();
+    let arrays = all(&tensors, path)?;
     let (_, header) = SafeTensors::read_metadata(&bytes).expect("it was opened above");
     let metadata = header.metadata().iter().flatten().map(|(key, text)| (key.clone(), text.clone())).collect();
-    Ok((arrays?, metadata))
+    Ok((arrays, metadata))
 }
 
-fn named(
-    name: String,
-    tensor: &TensorView<'_>,
-    path: &Path,
-) -> Result<(String, (Vec<usize>, Vec<f32>)), FileError> {
-    let numbers = numbers(&name, tensor, path)?;
-    Ok((name, (tensor.shape().to_vec(), numbers)))
+/// Every tensor of a file, by name.
+fn all(file: &SafeTensors<'_>, path: &Path) -> Result<NamedArrays, FileError> {
+    let mut arrays = BTreeMap::new();
+    for (name, tensor) in file.tensors() {
+        let numbers = numbers(&name, &tensor, path)?;
+        arrays.insert(name, (tensor.shape().to_vec(), numbers));
+    }
+    Ok(arrays)
 }
 
 /// The numbers of a tensor, all of which are finite.
