@@ -479,7 +479,7 @@ mod tests {
     fn wrong_keys_and_values_are_named() {
         assert_eq!(
             said("[train]\nlearning = 1", &[]),
-            "run.toml: unknown key train.learning; known are accumulate, batch, beta1, beta2, clip, eps, eval_every, final_fraction, keep, lr, save_every, seed, spike, steps, warmup, weight_decay"
+            "run.toml: unknown key train.learning; known are accumulate, batch, beta1, beta2, clip, eps, eval_every, final_fraction, init_from, keep, lr, save_every, seed, spike, steps, warmup, weight_decay"
         );
         assert!(
             said("", &["train.warmupp=3"])
@@ -504,7 +504,6 @@ mod tests {
         assert!(said("", &["task.order=forward"]).contains("expected `all-reversed` or `sum-reversed`"));
         assert!(said("", &["model.hidden_size=30"]).contains("multiple of num_heads = 4"));
         assert!(said("[train\nlr = 1", &[]).contains("run.toml"));
-        assert!(said("", &["task.name=text"]).contains("--set task.train="));
         assert!(said("", &["train.batch=0"]).contains("train.batch must be from 1 to"));
     }
 }

@@ -239,7 +239,7 @@ fn changed_states_are_refused() {
         let message = said(&bytes);
         assert!(message.contains("a.state: damaged: its content has the SHA-256"), "byte {at}: {message}");
     }
-    let version = replace(&whole, b"\"falcon_state\":\"2\"", b"\"falcon_state\":\"9\"");
+    let version = replace(&whole, br#"\"version\":\"2\""#, br#"\"version\":\"9\""#);
     assert!(said(&version).contains("format version \"9\""), "{}", said(&version));
     falcon_nn::write_arrays(&file, &model.state_arrays(&state)).unwrap();
     let old = said(&std::fs::read(&file).unwrap());

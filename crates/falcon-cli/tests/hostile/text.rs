@@ -224,7 +224,7 @@ const CASES: &[Case] = &[
             books(folder);
         },
         "train --task text --size micro --set task.train=[{path=\"books\",weight=2},\"-\"] --set task.length=8 \
-         --set train.steps=1 --set train.batch=2 --verify",
+         --set train.steps=1 --set train.batch=2 --verify --verbose",
         &["finished: 1 steps", "stdin-"],
     )
     .stdin("corpus.txt"),

@@ -12,7 +12,7 @@ use super::rows::{self, Row, RowError};
 use crate::config::{Layer, RunConfig, RunConfigError};
 use crate::report::{table_head, table_line};
 use crate::tasks::VALIDATION;
-use crate::train::{METRICS_FILE, Record, RunFolder, TrainError, Watch, read_metrics};
+use crate::train::{Changes, METRICS_FILE, Record, RunFolder, TrainError, Watch, read_metrics};
 
 /// The seed of all runs of a search. No reported run has it, so that no reported run was chosen for its luck.
 pub const SEARCH_SEED: u64 = 1000;
@@ -118,7 +118,8 @@ pub fn run_trial(
     };
     if path.exists() {
         // Only if it is a run of this configuration that did.
-        RunFolder::open(folder, config).map_err(TrainError::from)?;
+        let opened = RunFolder::open(folder, config).map_err(TrainError::from)?;
+        opened.reconcile(config, None, Changes::Refuse).map_err(TrainError::from)?;
         return diverged();
     }
     let run = match rows::train(config, folder, watch) {

@@ -175,7 +175,7 @@ impl RunFolder {
 
     /// Compares `config` with the configuration that the run was trained with: that of its last checkpoint, or of
     /// its file before there is one. Changes that are accepted are written to the file and returned.
-    pub(super) fn reconcile(
+    pub(crate) fn reconcile(
         &self,
         config: &RunConfig,
         trained_with: Option<&str>,

@@ -12,11 +12,14 @@ use crate::model::{Model, ModelState};
 
 /// The positions in a saved state, a number for each sequence.
 const POSITIONS: &str = "positions";
-/// The key of the metadata that has the version of the format.
-const VERSION_KEY: &str = "falcon_state";
+/// The key of the file's metadata: a JSON object with the version, the checksum and all texts. One key, because the
+/// order of several is not defined, and equal states should be equal files.
+const STATE_KEY: &str = "falcon_state";
+/// The key of that object that has the version of the format.
+const VERSION_KEY: &str = "version";
 /// The version that is written and read.
 const VERSION: &str = "2";
-/// The key of the metadata that has the checksum.
+/// The key of that object that has the checksum.
 const CHECKSUM_KEY: &str = "sha256";
 
 /// Writes arrays and texts with a format version and a checksum, by which [`read_sealed`] finds any change.
@@ -24,13 +27,16 @@ pub fn write_sealed(path: &Path, arrays: &NamedArrays, texts: &Metadata) -> Resu
     let mut metadata = texts.clone();
     metadata.insert(VERSION_KEY.into(), VERSION.into());
     metadata.insert(CHECKSUM_KEY.into(), checksum(arrays, &metadata));
-    write_with(path, arrays, &metadata)
+    let text = serde_json::to_string(&metadata).expect("texts are plain data");
+    write_with(path, arrays, &Metadata::from([(STATE_KEY.to_string(), text)]))
 }
 
 /// Reads what [`write_sealed`] wrote. A file of another version, or one that has changed since, is refused.
 pub fn read_sealed(path: &Path) -> Result<(NamedArrays, Metadata), FileError> {
-    let (arrays, mut metadata) = read_with_metadata(path)?;
+    let (arrays, outer) = read_with_metadata(path)?;
     let refuse = |what: String| Err(FileError::State { path: path.into(), what });
+    let inner = outer.get(STATE_KEY).and_then(|text| serde_json::from_str::<Metadata>(text).ok());
+    let mut metadata = inner.unwrap_or_default();
     match metadata.get(VERSION_KEY).map(String::as_str) {
         Some(VERSION) => {}
         None if arrays.contains_key(POSITIONS) => {
