@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use falcon_cli::scan::variants;
+use falcon_scan::variants;
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;

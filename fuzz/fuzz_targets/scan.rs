@@ -4,8 +4,8 @@
 
 mod recipe;
 
-use falcon_cli::scan::{self, Dtype, Options, Tensors};
 use falcon_kernels::Form;
+use falcon_scan::{Dtype, Options, Tensors};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -13,15 +13,15 @@ fuzz_target!(|data: &[u8]| {
     let options = options(choice);
     // A safetensors file has its JSON header after 8 bytes of length.
     if data.get(8) == Some(&b'{') {
-        let _ = scan::run(data, &options);
+        let _ = falcon_scan::run(data, &options);
         return;
     }
     let Ok(recipe) = recipe::Recipe::read(data) else { return };
     let file = recipe.bytes();
-    let Ok(found) = scan::run(&file, &options) else { return };
+    let Ok(found) = falcon_scan::run(&file, &options) else { return };
     if recipe.comparable && options.dtype == Dtype::F64 {
         let reference = Options { form: Form::Recurrent, ..options };
-        let expected = scan::run(&file, &reference).expect("what one form accepts, all do");
+        let expected = falcon_scan::run(&file, &reference).expect("what one form accepts, all do");
         compare(&found.tensors, &expected.tensors);
     }
 });
@@ -37,7 +37,6 @@ fn options(choice: u8) -> Options {
             1 => Form::Masked,
             _ => Form::Chunked { chunk },
         },
-        threads: None,
         max_memory: 256 << 20,
     }
 }

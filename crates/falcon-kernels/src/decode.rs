@@ -12,12 +12,12 @@
 //! With same-step alignment the next key is not known yet, and a rule that erases asks the memory first. Each older pair of a window costs
 //! a pass of its own.
 
-use crate::call::{check, check_out};
+use crate::call::Call;
 use crate::coefficients::{Coefficients, Purpose};
 use crate::error::Error;
 use crate::form::Form;
 use crate::head::{Head, advance};
-use crate::inputs::{Inputs, Sizes};
+use crate::inputs::Inputs;
 use crate::real::{axpy, combine, dot, mul_add, multiply};
 use crate::rule::{Align, Rule};
 use crate::scratch::split;
@@ -41,7 +41,7 @@ pub struct Decoder<F> {
 }
 
 impl<F: Real> Decoder<F> {
-    /// Streams that go on from `state`: a fresh one, or what [`crate::forward`] left after the prompts. A state of another rule
+    /// Streams that go on from `state`: a fresh one, or what [`Call::forward`] left after the prompts. A state of another rule
     /// is refused.
     pub fn new(rule: &Rule, state: State<F>) -> Result<Self, Error> {
         rule.validate()?;
@@ -59,22 +59,13 @@ impl<F: Real> Decoder<F> {
     pub fn into_state(self) -> State<F> {
         self.state
     }
-
-    /// One token of each sequence: `inputs` has as many tokens as sequences, `out` is `[sequences, heads, dim_v]`.
-    /// The result is that of [`crate::forward`] on the same inputs.
-    pub fn step(&mut self, inputs: &Inputs<'_, F>, out: &mut [F]) -> Result<(), Error> {
-        F::step(self, inputs, out)
-    }
 }
 
-/// [`Decoder::step`], compiled once for each number.
-pub(crate) fn step_of<F: Real>(
-    decoder: &mut Decoder<F>,
-    inputs: &Inputs<'_, F>,
-    out: &mut [F],
-) -> Result<(), Error> {
-    let sizes = check(&decoder.rule, Form::Recurrent, inputs, &decoder.state)?;
-    check_out("out", out, &sizes)?;
+/// What [`Decoder::step`] does.
+pub(crate) fn step<F: Real>(decoder: &mut Decoder<F>, inputs: &Inputs<'_, F>, out: &mut [F]) -> Result<(), Error> {
+    let call = Call::new(&decoder.rule, Form::Recurrent, *inputs)?;
+    call.check(&decoder.state, "out", out)?;
+    let sizes = call.sizes;
     if let Some(sequence) = (0..sizes.sequences).find(|i| inputs.offsets[i + 1] != i + 1) {
         let got = inputs.offsets[sequence + 1] - inputs.offsets[sequence];
         return Err(Error::OneToken { sequence, got });
@@ -82,23 +73,23 @@ pub(crate) fn step_of<F: Real>(
     decoder.segment.dim_k = sizes.dim_k;
     decoder.segment.values = sizes.dim_v;
     decoder.segment.columns = decoder.rule.state_columns(sizes.dim_v);
-    dispatch(Step { decoder, inputs, sizes, out });
-    advance(&decoder.rule, inputs, &sizes, &mut decoder.state);
+    dispatch(Step { decoder, call: &call, out });
+    advance(&call, &mut decoder.state);
     Ok(())
 }
 
 /// One step of every head.
 struct Step<'a, F> {
     decoder: &'a mut Decoder<F>,
-    inputs: &'a Inputs<'a, F>,
-    sizes: Sizes,
+    call: &'a Call<'a, F>,
     out: &'a mut [F],
 }
 
 impl<F: Real> Vectorised for Step<'_, F> {
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        let Self { decoder, inputs, sizes, out } = self;
+        let Self { decoder, call, out } = self;
+        let (sizes, inputs) = (&call.sizes, &call.inputs);
         let Decoder { rule, state, ahead, segment, coefficients, scratch } = decoder;
         let columns = segment.columns;
         // The predictions of one head, and its writes, carry and read.
@@ -108,7 +99,7 @@ impl<F: Real> Vectorised for Step<'_, F> {
         scratch.resize((rule.window + 5) * columns, F::zero());
         for sequence in 0..sizes.sequences {
             for head in 0..sizes.heads {
-                let place = Head { rule, inputs, state, sizes, sequence, head, values: 0..sizes.dim_v };
+                let place = Head::new(call, state, sequence, head);
                 place.gather(0..1, segment, coefficients);
                 coefficients.forward(rule, segment, Purpose::Forward);
                 let key = inputs.k.row(place.tokens().start, place.key_head());
@@ -120,7 +111,7 @@ impl<F: Real> Vectorised for Step<'_, F> {
                 };
                 let next = (rule.align == Align::Next).then_some(key);
                 let memory = state.memory_of_mut(sequence, head);
-                let read = step::<F, FUSED>(segment, next, memory, ahead, known, scratch);
+                let read = head_step::<F, FUSED>(segment, next, memory, ahead, known, scratch);
                 let out = &mut out[row(sequence * sizes.heads + head, sizes.dim_v)];
                 match rule.normaliser {
                     None => out.copy_from_slice(read),
@@ -134,7 +125,7 @@ impl<F: Real> Vectorised for Step<'_, F> {
 /// One step of one head, as above; returns what was read. The first `known` of `predictions` were made by the step before. `next` is the
 /// key of the pair that the next step brings, if that is known already.
 #[inline(always)]
-fn step<'s, F: Real, const FUSED: bool>(
+fn head_step<'s, F: Real, const FUSED: bool>(
     segment: &Segment<F>,
     next: Option<&[F]>,
     memory: &mut [F],

@@ -1,6 +1,29 @@
 //! Everything that can be wrong with a call, each with its numbers.
 
+use std::fmt;
+
 use thiserror::Error;
+
+/// A constant of a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Constant {
+    /// `ε` of the step size.
+    Eps,
+    /// `ε_γ`, the least carry that a ridge leaves.
+    Clamp,
+    /// `ε` of the denominator of a normalised read.
+    Normaliser,
+}
+
+impl fmt::Display for Constant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Eps => "eps",
+            Self::Clamp => "clamp (eps_gamma)",
+            Self::Normaliser => "normaliser eps",
+        })
+    }
+}
 
 /// A combination of options that is no rule.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
@@ -34,10 +57,10 @@ pub enum RuleError {
     #[error("a normalised rule needs one gain for all columns")]
     NormalisedColumns,
     /// A constant outside its range.
-    #[error("{name} must be in [0, {below}), got {value}")]
+    #[error("{constant} must be in [0, {below}), got {value}")]
     Constant {
         /// Which constant.
-        name: &'static str,
+        constant: Constant,
         /// Its value.
         value: f64,
         /// The end of its range.
@@ -217,15 +240,15 @@ pub enum Error {
         /// The longest it takes with that window.
         most: usize,
     },
-    /// A tape goes with the inputs it recorded.
-    #[error(
-        "the tape recorded sequences at {recorded:?}, the inputs have them at {got:?}: pass what was recorded"
-    )]
-    OtherTape {
-        /// Offsets when recording.
-        recorded: Vec<usize>,
-        /// Offsets now.
-        got: Vec<usize>,
+    /// A tape that recorded another call than the one it is given.
+    #[error("the tape recorded the {what} {recorded}, the call has {got}: pass the call that was recorded")]
+    OtherCall {
+        /// What differs.
+        what: &'static str,
+        /// As it was recorded.
+        recorded: String,
+        /// As the call has it.
+        got: String,
     },
     /// A decoding step takes one token of each sequence.
     #[error("a step takes 1 token of each sequence, got {got} of sequence {sequence}")]

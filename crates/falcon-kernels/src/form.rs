@@ -1,7 +1,6 @@
 //! The three forms, and how each cuts a sequence into segments.
 
 use crate::error::Error;
-use crate::inputs::Inputs;
 use crate::rule::{Columns, Rule};
 use crate::scratch::Scratch;
 use crate::segment::{Segment, SegmentGrad};
@@ -36,8 +35,8 @@ impl Form {
     /// Steps between two memories that the backward pass of the recurrent form starts from.
     const RECURRENT_STRETCH: usize = 64;
 
-    pub(crate) fn check<F>(self, rule: &Rule, inputs: &Inputs<'_, F>) -> Result<(), Error> {
-        let longest = inputs.offsets.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
+    /// Refuses a sequence of `longest` tokens that would need more working memory than is sensible.
+    pub(crate) fn check(self, rule: &Rule, longest: usize) -> Result<(), Error> {
         match self {
             Form::Recurrent => Ok(()),
             Form::Chunked { chunk: 0 } => Err(Error::Zero { what: "the chunk size" }),

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use crate::Real;
+use crate::call::Call;
 use crate::coefficients::{Coefficients, Purpose};
-use crate::inputs::{Inputs, Sizes};
 use crate::rule::{Align, Rule};
 use crate::segment::Segment;
 use crate::simd::{Vectorised, dispatch};
@@ -82,33 +82,36 @@ impl Pairs {
 /// One head of one sequence in a call, or some of its columns.
 #[derive(Clone)]
 pub(crate) struct Head<'a, F> {
-    pub rule: &'a Rule,
-    pub inputs: &'a Inputs<'a, F>,
+    pub call: &'a Call<'a, F>,
     pub state: &'a State<F>,
-    pub sizes: Sizes,
     pub sequence: usize,
     pub head: usize,
     /// Columns of its values.
     pub values: Range<usize>,
 }
 
-impl<F: Real> Head<'_, F> {
+impl<'a, F: Real> Head<'a, F> {
+    /// All columns of a head.
+    pub fn new(call: &'a Call<'a, F>, state: &'a State<F>, sequence: usize, head: usize) -> Self {
+        Self { call, state, sequence, head, values: 0..call.sizes.dim_v }
+    }
+
     /// One of equal blocks of its columns.
     pub fn block(&self, index: usize, blocks: usize) -> Self {
         Self { values: row(index, self.values.len() / blocks), ..self.clone() }
     }
 
     pub fn key_head(&self) -> usize {
-        self.head / self.sizes.group()
+        self.head / self.call.sizes.group()
     }
 
     /// The tokens of this sequence.
     pub fn tokens(&self) -> Range<usize> {
-        self.inputs.offsets[self.sequence]..self.inputs.offsets[self.sequence + 1]
+        self.call.inputs.offsets[self.sequence]..self.call.inputs.offsets[self.sequence + 1]
     }
 
     pub fn pairs(&self) -> Pairs {
-        Pairs::new(self.rule, self.state, self.sequence, self.tokens().len())
+        Pairs::new(&self.call.rule, self.state, self.sequence, self.tokens().len())
     }
 
     /// Packs the steps `steps` of this sequence, and works out their coefficients.
@@ -120,7 +123,7 @@ impl<F: Real> Head<'_, F> {
         purpose: Purpose,
     ) {
         self.gather(steps, segment, coefficients);
-        dispatch(WorkOut { coefficients, rule: self.rule, segment, purpose });
+        dispatch(WorkOut { coefficients, rule: &self.call.rule, segment, purpose });
     }
 
     /// Packs the steps `steps` of this sequence, with their gains as given.
@@ -134,18 +137,18 @@ impl<F: Real> Head<'_, F> {
         coefficients.gain.clear();
         coefficients.decay.clear();
         for t in steps.clone().map(|t| base + t) {
-            segment.qx.extend_from_slice(self.inputs.q.row(t, key_head));
-            if let Some(gain) = &self.inputs.gain {
+            segment.qx.extend_from_slice(self.call.inputs.q.row(t, key_head));
+            if let Some(gain) = &self.call.inputs.gain {
                 coefficients.gain.extend_from_slice(self.gains(gain.row(t, self.head)));
             }
-            if let Some(decay) = &self.inputs.decay {
+            if let Some(decay) = &self.call.inputs.decay {
                 coefficients.decay.extend_from_slice(self.gains(decay.row(t, self.head)));
             }
         }
         for time in steps.start as isize - segment.tail as isize..steps.end as isize {
             let (key, value) = pairs.places(time);
             match key {
-                None => segment.qx.resize(segment.qx.len() + self.sizes.dim_k, F::zero()),
+                None => segment.qx.resize(segment.qx.len() + self.call.sizes.dim_k, F::zero()),
                 Some(place) => segment.qx.extend_from_slice(self.key(place, base, key_head)),
             }
             match value {
@@ -154,12 +157,12 @@ impl<F: Real> Head<'_, F> {
                     segment.v.extend_from_slice(&tail[self.values.clone()]);
                 }
                 Place::Token(t) => {
-                    let values = self.inputs.v.row(base + t, self.head);
+                    let values = self.call.inputs.v.row(base + t, self.head);
                     segment.v.extend_from_slice(&values[self.values.clone()]);
                 }
                 Place::LastKey => unreachable!("a value is never the last key"),
             }
-            if self.rule.normaliser.is_some() {
+            if self.call.rule.normaliser.is_some() {
                 segment.v.push(F::one());
             }
         }
@@ -174,13 +177,14 @@ impl<F: Real> Head<'_, F> {
         match place {
             Place::Tail(slot) => self.state.tail_x_of(self.sequence, slot, key_head),
             Place::LastKey => self.state.last_key_of(self.sequence, key_head),
-            Place::Token(t) => self.inputs.k.row(base + t, key_head),
+            Place::Token(t) => self.call.inputs.k.row(base + t, key_head),
         }
     }
 }
 
 /// Moves the last key and the tail of every sequence to where the call ends. The memory is not touched.
-pub(crate) fn advance<F: Real>(rule: &Rule, inputs: &Inputs<'_, F>, sizes: &Sizes, state: &mut State<F>) {
+pub(crate) fn advance<F: Real>(call: &Call<'_, F>, state: &mut State<F>) {
+    let Call { rule, inputs, sizes, .. } = call;
     for sequence in 0..sizes.sequences {
         let tokens = inputs.offsets[sequence]..inputs.offsets[sequence + 1];
         if tokens.is_empty() {

@@ -2,7 +2,6 @@
 
 use crate::error::Error;
 use crate::rule::{Columns, Decay, Gain, Rule};
-use crate::state::State;
 use crate::{Real, View};
 
 /// The inputs of one call: packed sequences of tokens, `tokens` rows in all.
@@ -70,10 +69,8 @@ impl<F: Real> Inputs<'_, F> {
         Sizes { tokens, sequences: self.offsets.len().saturating_sub(1), heads, key_heads, dim_k, dim_v }
     }
 
-    /// Checks the rule, that all shapes fit each other, and that gains and decays are in the range the rule
-    /// needs. Every call does this first; it reads the gains but not `q`, `k`, `v`.
-    pub fn check(&self, rule: &Rule) -> Result<Sizes, Error> {
-        rule.validate()?;
+    /// What [`crate::Call::new`] checks of the inputs, for a rule that is possible.
+    pub(crate) fn check(&self, rule: &Rule) -> Result<Sizes, Error> {
         let sizes = self.sizes();
         let Sizes { tokens, heads, key_heads, dim_k, dim_v, .. } = sizes;
         for (what, size) in [("heads", heads), ("query/key heads", key_heads), ("dim_k", dim_k), ("dim_v", dim_v)]
@@ -107,7 +104,7 @@ impl<F: Real> Inputs<'_, F> {
         }
         shape("k", &self.k, [tokens, key_heads, dim_k], "tokens, key heads, dim_k, as q")?;
         shape("v", &self.v, [tokens, heads, dim_v], "tokens of q, heads, dim_v")?;
-        self.check_offsets(tokens)?;
+        check_offsets(self.offsets, tokens)?;
 
         let gain_width = sizes.gain_width(rule);
         let gain = optional("gain", self.gain, rule.gain != Gain::Unit)?;
@@ -143,25 +140,25 @@ impl<F: Real> Inputs<'_, F> {
         Ok(())
     }
 
-    /// A fresh state of the right sizes.
-    pub fn fresh_state(&self, rule: &Rule) -> Result<State<F>, Error> {
-        Ok(State::fresh(rule, &self.check(rule)?))
+    /// Numbers per token and head of the gain and of the decay, 0 where there is none.
+    pub(crate) fn gate_widths(&self) -> [usize; 2] {
+        [self.gain, self.decay].map(|view| view.map_or(0, |view| view.shape()[2]))
     }
+}
 
-    fn check_offsets(&self, tokens: usize) -> Result<(), Error> {
-        let mut before = 0;
-        for (position, &got) in self.offsets.iter().enumerate() {
-            let last = position + 1 == self.offsets.len();
-            let ends = last && position > 0;
-            if got < before || got > tokens || (position == 0 && got != 0) || (ends && got != tokens) {
-                return Err(Error::Offsets { tokens, got, position });
-            }
-            before = got;
+/// Refuses offsets that do not cut `tokens` tokens into sequences: they start at 0, never fall, and end at `tokens`.
+pub fn check_offsets(offsets: &[usize], tokens: usize) -> Result<(), Error> {
+    let mut before = 0;
+    for (position, &got) in offsets.iter().enumerate() {
+        let ends = position > 0 && position + 1 == offsets.len();
+        if got < before || got > tokens || (position == 0 && got != 0) || (ends && got != tokens) {
+            return Err(Error::Offsets { tokens, got, position });
         }
-        match self.offsets {
-            [] | [_] if tokens > 0 => Err(Error::NoOffsets { tokens }),
-            _ => Ok(()),
-        }
+        before = got;
+    }
+    match offsets {
+        [] | [_] if tokens > 0 => Err(Error::NoOffsets { tokens }),
+        _ => Ok(()),
     }
 }
 

@@ -13,7 +13,7 @@
 //! token at a time.
 //!
 //! ```
-//! use falcon_kernels::{Form, Inputs, Rule, View, forward};
+//! use falcon_kernels::{Call, Form, Inputs, Rule, View};
 //!
 //! // One sequence of 3 tokens, 1 head, keys of width 2, values of width 1.
 //! let (q, k) = ([1.0, 0.0, 0.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]);
@@ -27,9 +27,9 @@
 //!     offsets: &[0, 3],
 //! };
 //! let rule = Rule { eps: 0.0, ..Rule::FALCON_1 };
-//! let mut state = inputs.fresh_state(&rule)?;
-//! let mut out = [0.0; 3];
-//! forward(&rule, Form::CHUNKED, &inputs, &mut state, &mut out)?;
+//! let call = Call::new(&rule, Form::CHUNKED, inputs)?;
+//! let (mut state, mut out) = (call.fresh_state(), [0.0; 3]);
+//! call.forward(&mut state, &mut out)?;
 //! // The first key learnt the second value, the second key the third.
 //! assert_eq!(out, [0.0, 0.0, 5.0]);
 //! # Ok::<(), falcon_kernels::Error>(())
@@ -76,7 +76,7 @@
 //! anywhere, and each piece may have a form of its own:
 //!
 //! ```
-//! # use falcon_kernels::{Decoder, Error, Form, Inputs, Rule, View, forward};
+//! # use falcon_kernels::{Call, Decoder, Error, Form, Inputs, Rule, View};
 //! # let (q, k, v) = ([1.0, 0.5, 0.0, 1.0], [1.0, 0.5, 0.0, 1.0], [1.0, 2.0, 3.0, 4.0]);
 //! # let (beta, ridge) = ([1.0; 4], [0.1; 4]);
 //! # fn piece<'a>(data: &'a [f64], offsets: &'a [usize]) -> Result<View<'a, f64>, Error> {
@@ -92,12 +92,14 @@
 //! # let last = inputs([&q[3..], &k[3..], &v[3..], &beta[3..], &ridge[3..]], &[0, 1])?;
 //! # let rule = Rule::FALCON_1;
 //! # let mut expected = [0.0; 4];
-//! # forward(&rule, Form::CHUNKED, &whole, &mut whole.fresh_state(&rule)?, &mut expected)?;
+//! # let whole = Call::new(&rule, Form::CHUNKED, whole)?;
+//! # whole.forward(&mut whole.fresh_state(), &mut expected)?;
 //! # let mut out = [0.0; 4];
-//! let mut state = first.fresh_state(&rule)?;
-//! forward(&rule, Form::CHUNKED, &first, &mut state, &mut out[..3])?; // a prompt
+//! let prompt = Call::new(&rule, Form::CHUNKED, first)?;
+//! let mut state = prompt.fresh_state();
+//! prompt.forward(&mut state, &mut out[..3])?;
 //! let mut stream = Decoder::new(&rule, state)?;
-//! stream.step(&last, &mut out[3..])?; // and a token
+//! stream.step(&last, &mut out[3..])?; // one more token
 //! # assert!(out.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-12));
 //! # Ok::<(), Error>(())
 //! ```
@@ -123,6 +125,7 @@ mod decode;
 mod eigen;
 mod error;
 mod form;
+mod forward;
 mod head;
 mod inputs;
 mod masked;
@@ -138,17 +141,21 @@ mod simd;
 pub mod solvers;
 mod state;
 mod step;
+mod tape;
 mod view;
 
-pub use backward::{Grads, GradsMut, Recorded, Tape, backward, backward_into, record, record_into, saved_len};
-pub use call::{Realised, coefficients, forward};
+pub use backward::{Grads, GradsMut};
+pub use call::Call;
+pub use compiled::Compiled;
 pub use decode::Decoder;
-pub use error::{Error, RuleError};
+pub use error::{Constant, Error, RuleError};
 pub use form::Form;
-pub use inputs::{Inputs, Sizes};
+pub use forward::Realised;
+pub use inputs::{Inputs, Sizes, check_offsets};
 pub use real::Real;
 pub use rule::Rule;
 #[doc(hidden)]
 pub use scratch::poison_scratch;
 pub use state::State;
+pub use tape::Tape;
 pub use view::View;

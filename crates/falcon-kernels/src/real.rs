@@ -5,15 +5,18 @@ use std::iter::Sum;
 
 use num_traits::{Float, NumAssign};
 
-use crate::compiled::Compiled;
-
 /// A floating-point number the kernels are instantiated with. Sealed: `f32` and `f64`.
-pub trait Real: Float + NumAssign + Sum + Default + Debug + Display + Send + Sync + Compiled + 'static {
+pub trait Real: Float + NumAssign + Sum + Default + Debug + Display + Send + Sync + Sealed + 'static {
     /// The nearest value of this type.
     fn of(value: f64) -> Self;
     /// This value as `f64`, exactly.
     fn wide(self) -> f64;
 }
+
+/// Keeps [`Real`] to the types of this file.
+pub trait Sealed {}
+impl Sealed for f32 {}
+impl Sealed for f64 {}
 
 impl Real for f32 {
     fn of(value: f64) -> Self {

@@ -9,7 +9,7 @@
 //! and a [`Rule`] says where `x`, `w`, `e` and `γ` come from. Presets are constants; a new rule is a new
 //! constant.
 
-use crate::error::RuleError;
+use crate::error::{Constant, RuleError};
 
 /// The objective whose gradient step is the write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -233,11 +233,11 @@ impl Rule {
             if columns == Columns::Each {
                 return Err(RuleError::NormalisedColumns);
             }
-            constant("normaliser eps", normaliser.eps, f64::INFINITY)?;
+            check_constant(Constant::Normaliser, normaliser.eps, f64::INFINITY)?;
         }
-        constant("eps", self.eps, f64::INFINITY)?;
+        check_constant(Constant::Eps, self.eps, f64::INFINITY)?;
         if let Some(clamp) = self.clamp {
-            constant("clamp (eps_gamma)", clamp, 1.0)?;
+            check_constant(Constant::Clamp, clamp, 1.0)?;
         }
         Ok(())
     }
@@ -263,8 +263,8 @@ impl Rule {
     }
 }
 
-fn constant(name: &'static str, value: f64, below: f64) -> Result<(), RuleError> {
-    if value >= 0.0 && value < below { Ok(()) } else { Err(RuleError::Constant { name, value, below }) }
+fn check_constant(constant: Constant, value: f64, below: f64) -> Result<(), RuleError> {
+    if value >= 0.0 && value < below { Ok(()) } else { Err(RuleError::Constant { constant, value, below }) }
 }
 
 #[cfg(test)]

@@ -10,16 +10,16 @@ use crate::error::Error;
 /// `[batch, heads, time, dim]` is `[time, batch·heads, dim]` with strides `[dim, time·dim]`:
 ///
 /// ```
-/// use falcon_kernels::{Form, Inputs, Rule, View, forward};
+/// use falcon_kernels::{Call, Form, Inputs, Rule, View};
 ///
 /// let (batch, heads, time, dim) = (2, 3, 5, 4);
 /// let data: Vec<f64> = (0..batch * heads * time * dim).map(|i| (i as f64).sin()).collect();
 /// // Time is the outer axis, and every head of the batch a head of one sequence.
 /// let view = View::strided(&data, [time, batch * heads, dim], [dim, time * dim])?;
 /// let inputs = Inputs { q: view, k: view, v: view, gain: None, decay: None, offsets: &[0, time] };
-/// let mut state = inputs.fresh_state(&Rule::LINEAR_ATTENTION)?;
-/// let mut out = vec![0.0; data.len()];
-/// forward(&Rule::LINEAR_ATTENTION, Form::CHUNKED, &inputs, &mut state, &mut out)?;
+/// let call = Call::new(&Rule::LINEAR_ATTENTION, Form::CHUNKED, inputs)?;
+/// let (mut state, mut out) = (call.fresh_state(), vec![0.0; data.len()]);
+/// call.forward(&mut state, &mut out)?;
 /// # Ok::<(), falcon_kernels::Error>(())
 /// ```
 ///

@@ -7,7 +7,7 @@
 //! at every token, for all six rules, as long as the clamp is not active. `L = E + λ` for regression, `λ` for the inner
 //! product; with per-column gains the lemma holds column by column.
 
-use falcon_kernels::{Decoder, Rule, coefficients};
+use falcon_kernels::{Decoder, Form, Rule};
 use falcon_testkit::{Case, Spec};
 
 const FALCONS: [(&str, Rule); 6] = [
@@ -61,7 +61,7 @@ fn every_step_descends() {
         let spec =
             Spec { heads: 1, key_heads: 1, gain: (0.01, 1.99), ridge: (0.0, 2.0), ..Spec::new(rule, 200, 9) };
         let case = Case::new(&spec);
-        let realised = coefficients(&rule, &case.inputs(), &case.state).unwrap();
+        let realised = case.call(Form::CHUNKED).coefficients(&case.state).unwrap();
         let (dim_k, dim_v, width) = (spec.dim_k, spec.dim_v, case.sizes.gain_width(&rule));
         let mut decoder = Decoder::new(&rule, case.state.clone()).unwrap();
         let mut out = vec![0.0; dim_v];
@@ -120,7 +120,7 @@ fn gains_above_one_flip_the_sign() {
                     (0..case.sizes.dim_k).map(|k| case.q[k] * case.state.memory[k * case.sizes.dim_v + c]).sum()
                 })
                 .collect();
-            for (after, before) in case.forward(falcon_kernels::Form::CHUNKED).out.iter().zip(before) {
+            for (after, before) in case.forward(Form::CHUNKED).out.iter().zip(before) {
                 let eigenvalue = after / before;
                 assert!((eigenvalue - (1.0 - beta)).abs() < 1e-12, "β = {beta}, λ̄ = {ridge}: {eigenvalue}");
             }

@@ -1,7 +1,7 @@
 //! The three forms and the decoder are one definition, for every rule.
 
 use falcon_kernels::rule::{Align, Columns, Decay, Gain, Normaliser, Objective, Read};
-use falcon_kernels::{Form, Rule};
+use falcon_kernels::{Call, Form, Inputs, Rule, View};
 use falcon_testkit::{Case, Spec, assert_close};
 use proptest::prelude::*;
 
@@ -244,7 +244,7 @@ fn loss(case: &Case<f64>) -> f64 {
 /// Whether some carry `1 − ηλ` is so close to the clamp that a small step might cross it.
 fn near_the_clamp(case: &Case<f64>) -> bool {
     let Some(least) = case.rule.clamp else { return false };
-    let realised = falcon_kernels::coefficients(&case.rule, &case.inputs(), &case.state).unwrap();
+    let realised = case.call(Form::CHUNKED).coefficients(&case.state).unwrap();
     let width = case.sizes.gain_width(&case.rule);
     let ridges = realised.lambda.iter().flat_map(|lambda| std::iter::repeat_n(lambda, width));
     realised.eta.iter().zip(ridges).any(|(eta, lambda)| (1.0 - eta * lambda - least).abs() < 2e-3)
@@ -280,7 +280,8 @@ fn check_differences(case: &Case<f64>, seed: u64) -> Result<(), TestCaseError> {
             for (x, d) in data.iter_mut().zip(&direction) {
                 *x += h * d;
             }
-            if case.inputs().check(&case.rule).is_err() { None } else { Some(loss(&case)) }
+            let fits = Call::new(&case.rule, Form::Recurrent, case.inputs()).is_ok();
+            fits.then(|| loss(&case))
         };
         let h = 1e-5;
         let (Some(up), Some(down), Some(up2), Some(down2)) =
@@ -421,7 +422,7 @@ fn ends_of_the_ranges() {
         for form in [Form::Recurrent, Form::Masked, Form::CHUNKED] {
             let before = case.take(&(0..at).collect::<Vec<_>>(), vec![0, at]).forward(form).state;
             let one = Case { state: before.clone(), ..case.take(&[at], vec![0, 1]) };
-            let carry = falcon_kernels::coefficients(&rule, &one.inputs(), &before).unwrap().gamma;
+            let carry = one.call(form).coefficients(&before).unwrap().gamma;
             let (gains, size) = (one.sizes.gain_width(&rule), before.memory.len() / one.sizes.heads);
             let columns = rule.state_columns(one.sizes.dim_v);
             let kept = |i: usize| carry[i / size * gains + i % columns % gains] * before.memory[i];
@@ -460,7 +461,6 @@ fn infinities_do_not_leak_into_the_past() {
 /// The same numbers laid out as `[heads, time, dim]`, read through strides, give the same bits.
 #[test]
 fn strides_change_nothing() {
-    use falcon_kernels::{Inputs, View, forward};
     let case = Case::new(&Spec::new(Rule::FALCON_3, 21, 3));
     let (tokens, heads) = (case.sizes.tokens, case.sizes.heads);
     let transpose = |data: &[f64]| -> Vec<f64> {
@@ -484,7 +484,7 @@ fn strides_change_nothing() {
         offsets: &case.offsets,
     };
     let (mut state, mut out) = (case.state.clone(), vec![0.0; case.grad_out.len()]);
-    forward(&case.rule, Form::CHUNKED, &inputs, &mut state, &mut out).unwrap();
+    Call::new(&case.rule, Form::CHUNKED, inputs).unwrap().forward(&mut state, &mut out).unwrap();
     let plain = case.forward(Form::CHUNKED);
     assert_eq!((out, state), (plain.out, plain.state));
 }

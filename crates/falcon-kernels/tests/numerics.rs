@@ -40,7 +40,7 @@ fn every_step_clamped() {
         let spec = Spec { gain: (1.1, 1.9), ridge: (1e4, 1e5), gate, ..spec(rule, 256) };
         if rule.decay != Decay::Gate {
             let case = Case::new(&spec);
-            let realised = falcon_kernels::coefficients(&rule, &case.inputs(), &case.state).unwrap();
+            let realised = case.call(Form::CHUNKED).coefficients(&case.state).unwrap();
             let clamped = realised.gamma.iter().filter(|gamma| **gamma == 1e-3).count();
             assert_eq!(clamped, realised.gamma.len() * 255 / 256, "{name}: all but the boundary");
         }

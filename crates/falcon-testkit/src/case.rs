@@ -1,7 +1,7 @@
 //! A rule with random inputs, state and upstream gradients, ready to run in any form.
 
 use falcon_kernels::rule::{Decay, Gain};
-use falcon_kernels::{Decoder, Form, Inputs, Real, Rule, Sizes, State, View, backward, forward};
+use falcon_kernels::{Call, Compiled, Decoder, Form, Inputs, Real, Rule, Sizes, State, View};
 
 use crate::close::Named;
 use crate::random::Random;
@@ -169,7 +169,7 @@ impl Case<f64> {
         // An upstream gradient only reaches what the outgoing state really holds.
         let mut last = case.state.clone();
         let mut out = vec![0.0; tokens * heads * dim_v];
-        forward(&rule, Form::Recurrent, &case.inputs(), &mut last, &mut out).expect("a valid case");
+        case.call(Form::Recurrent).forward(&mut last, &mut out).expect("a valid case");
         case.grad_state.tail_len = last.tail_len;
         case.grad_state.started = last.started;
         clear_unused(&rule, &mut case.grad_state);
@@ -205,7 +205,7 @@ impl Case<f64> {
     }
 }
 
-impl<F: Real> Case<F> {
+impl<F: Compiled> Case<F> {
     /// The inputs as the kernels take them.
     pub fn inputs(&self) -> Inputs<'_, F> {
         let Sizes { tokens, heads, key_heads, dim_k, dim_v, .. } = self.sizes;
@@ -222,6 +222,11 @@ impl<F: Real> Case<F> {
         }
     }
 
+    /// The call of the case's rule in a form.
+    pub fn call(&self, form: Form) -> Call<'_, F> {
+        Call::new(&self.rule, form, self.inputs()).expect("a valid case")
+    }
+
     /// The incoming state, array by array.
     pub fn state_named(&self) -> Named {
         named_state(&self.state)
@@ -231,15 +236,14 @@ impl<F: Real> Case<F> {
     pub fn forward(&self, form: Form) -> Outcome<F> {
         let mut state = self.state.clone();
         let mut out = vec![F::nan(); self.sizes.tokens * self.sizes.heads * self.sizes.dim_v];
-        forward(&self.rule, form, &self.inputs(), &mut state, &mut out).expect("a valid case");
+        self.call(form).forward(&mut state, &mut out).expect("a valid case");
         Outcome { out, state, grads: Vec::new() }
     }
 
     /// Outputs, outgoing state and gradients.
     pub fn run(&self, form: Form) -> Outcome<F> {
         let grads =
-            backward(&self.rule, form, &self.inputs(), &self.state, &self.grad_out, Some(&self.grad_state))
-                .expect("a valid case");
+            self.call(form).backward(&self.state, &self.grad_out, Some(&self.grad_state)).expect("a valid case");
         let mut named = vec![
             ("grad q", wide(&grads.q)),
             ("grad k", wide(&grads.k)),

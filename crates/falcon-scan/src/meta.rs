@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use super::error::ScanError;
+use crate::error::ScanError;
 
 /// The parsed object, and the text it came from.
-pub(super) struct Meta {
+pub(crate) struct Meta {
     pub text: String,
     map: Map<String, Value>,
 }
@@ -59,18 +59,11 @@ impl Meta {
         value.as_bool().map(Some).ok_or_else(|| wrong(key, value, "true or false"))
     }
 
-    /// A number in `[0, below)`, which `needed_by` cannot do without.
-    pub fn need_constant(&self, key: &'static str, below: f64, needed_by: &str) -> Result<f64, ScanError> {
-        let expected = if below.is_finite() {
-            format!("a number in [0, {below})")
-        } else {
-            "a finite number, at least 0".into()
-        };
+    /// A number that `needed_by` cannot do without. Whether the rule can use it is for the kernels to say.
+    pub fn need_number(&self, key: &'static str, needed_by: &str) -> Result<f64, ScanError> {
+        let expected = "a number, at least 0";
         let Some(value) = self.get(key) else { return Err(missing(key, needed_by, expected)) };
-        match value.as_f64() {
-            Some(number) if number >= 0.0 && number < below => Ok(number),
-            _ => Err(wrong(key, value, expected)),
-        }
+        value.as_f64().ok_or_else(|| wrong(key, value, expected))
     }
 
     /// Refuses a size that is not what the tensors say. Absent keys agree.
@@ -107,7 +100,7 @@ fn missing(key: &'static str, needed_by: &str, expected: impl Into<String>) -> S
     ScanError::MetaMissing { key, needed_by: needed_by.into(), expected: expected.into() }
 }
 
-pub(super) fn wrong(key: &'static str, value: &Value, expected: impl Into<String>) -> ScanError {
+pub(crate) fn wrong(key: &'static str, value: &Value, expected: impl Into<String>) -> ScanError {
     ScanError::MetaValue { key, value: short(value), expected: expected.into() }
 }
 
@@ -134,7 +127,9 @@ mod tests {
         assert_eq!(said, r#"meta has no "none", which falcon1 needs: add it, one of "x", "y""#);
         let said = meta.count("n").unwrap_err().to_string();
         assert_eq!(said, r#"meta key "n" is -1: expected a whole number, at least 0"#);
-        assert!(meta.need_constant("e", 1.0, "falcon1").unwrap_err().to_string().contains("[0, 1)"));
+        assert_eq!(meta.need_number("e", "falcon1").unwrap(), 2.0);
+        let text = meta.need_number("a", "falcon1").unwrap_err().to_string();
+        assert_eq!(text, r#"meta key "a" is "x": expected a number, at least 0"#);
         assert!(meta.flag("flag").is_err());
         assert!(Meta::parse("[1]").is_err());
         assert!(Meta::parse("{").is_err());

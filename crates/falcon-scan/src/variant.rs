@@ -4,12 +4,12 @@ use falcon_kernels::Rule;
 use falcon_kernels::rule::{Align, Decay, Gain, Normaliser, Read};
 use falcon_kernels::solvers::ssm::Order;
 
-use super::error::ScanError;
-use super::file::Case;
+use crate::error::ScanError;
+use crate::file::Case;
 
 /// What computes a variant.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Model {
+pub(crate) enum Model {
     /// The kernels.
     Rule(Rule),
     /// The solver for recursive least squares.
@@ -20,7 +20,7 @@ pub(super) enum Model {
 
 /// A name in `meta`, and what it stands for before the options.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Variant {
+pub(crate) struct Variant {
     pub name: &'static str,
     pub falcon: bool,
     base: Base,
@@ -109,16 +109,16 @@ impl Variant {
             rule.decay = meta.need_choice("ridge", &ridges, name)?;
         }
         if base.normaliser.is_some() {
-            rule.normaliser = Some(Normaliser { eps: meta.need_constant("eps_attn", f64::INFINITY, name)? });
+            rule.normaliser = Some(Normaliser { eps: meta.need_number("eps_attn", name)? });
             rule.gain = if case.has(self.gain) { Gain::Eta } else { Gain::Unit };
             rule.decay = if case.has(self.decay) { Decay::Ridge } else { Decay::None };
         }
         if rule.gain == Gain::Beta {
-            rule.eps = meta.need_constant("eps", f64::INFINITY, &format!("{name} with a beta gain"))?;
+            rule.eps = meta.need_number("eps", &format!("{name} with a beta gain"))?;
         }
         // Only online ridge goes without the clamp.
         if matches!(rule.decay, Decay::Ridge | Decay::ScaledRidge { .. }) && base.clamp.is_some() {
-            rule.clamp = Some(meta.need_constant("eps_gamma", 1.0, &format!("{name} with a ridge"))?);
+            rule.clamp = Some(meta.need_number("eps_gamma", &format!("{name} with a ridge"))?);
         }
         Ok(Model::Rule(rule))
     }

@@ -1,25 +1,13 @@
 //! Everything that can be wrong with a scan, each with its numbers and what to do about it.
 
-use std::path::PathBuf;
-
 use falcon_kernels::solvers::SolverError;
 use safetensors::SafeTensorError;
 use thiserror::Error;
-
-use crate::threads::ThreadsError;
 
 /// Why a scan was refused or failed. No output file has been written when one is returned.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ScanError {
-    /// The input cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The input file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
     /// The bytes are not a safetensors file.
     #[error("not a valid safetensors file: {0}; write it again with the safetensors library")]
     Format(#[from] SafeTensorError),
@@ -213,24 +201,6 @@ pub enum ScanError {
     /// A solver refused the call for a reason not covered above.
     #[error(transparent)]
     Solver(#[from] SolverError),
-    /// Threads could not be started.
-    #[error(transparent)]
-    Threads(#[from] ThreadsError),
-    /// The output cannot be written.
-    #[error("cannot write {}: {source}", path.display())]
-    Write {
-        /// The output path.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-}
-
-impl ScanError {
-    /// Whether the message says which file it is about; the others are about the contents of the input.
-    pub fn names_a_path(&self) -> bool {
-        matches!(self, Self::Read { .. } | Self::Write { .. })
-    }
 }
 
 fn gib(bytes: f64) -> String {

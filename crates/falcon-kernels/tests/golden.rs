@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use falcon_cli::scan::{self, Dtype, Options};
 use falcon_kernels::Form;
+use falcon_scan::{Dtype, Options};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -77,7 +77,7 @@ fn largest(numbers: impl Iterator<Item = f64>) -> f64 {
 /// What is wrong with one run, a line each.
 fn complaints(case: &Golden, form: Form, dtype: Dtype) -> Vec<String> {
     let options = Options { form, dtype, grad: true, ..Options::default() };
-    let found = match scan::run(&case.bytes, &options) {
+    let found = match falcon_scan::run(&case.bytes, &options) {
         Ok(outcome) => outcome.tensors,
         Err(error) => return vec![format!("error: {error}")],
     };

@@ -6,18 +6,18 @@ use std::fmt;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 
-use super::error::ScanError;
-use super::meta::Meta;
-use super::number::{Number, half_to_f32};
+use crate::error::ScanError;
+use crate::meta::Meta;
+use crate::number::{Number, half_to_f32};
 
 /// One parsed file: its `meta` and its tensors, whose bytes stay where they are.
 pub struct Case<'a> {
-    pub(super) meta: Meta,
-    pub(super) tensors: BTreeMap<String, Raw<'a>>,
+    pub(crate) meta: Meta,
+    pub(crate) tensors: BTreeMap<String, Raw<'a>>,
 }
 
 /// A tensor as the file has it.
-pub(super) struct Raw<'a> {
+pub(crate) struct Raw<'a> {
     dtype: Dtype,
     pub shape: Vec<usize>,
     bytes: &'a [u8],
@@ -44,16 +44,16 @@ impl<'a> Case<'a> {
         Ok(Self { meta: Meta::parse(meta)?, tensors })
     }
 
-    pub(super) fn shape(&self, name: &str) -> Option<&[usize]> {
+    pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|raw| &raw.shape[..])
     }
 
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
 
     /// The numbers of a tensor in the arithmetic of the scan, all of them finite; `None` if the file has no such tensor.
-    pub(super) fn read<F: Number>(&self, name: &str) -> Result<Option<Vec<F>>, ScanError> {
+    pub(crate) fn read<F: Number>(&self, name: &str) -> Result<Option<Vec<F>>, ScanError> {
         let Some(raw) = self.tensors.get(name) else { return Ok(None) };
         let values: Vec<F> = match raw.dtype {
             Dtype::F64 => convert(raw.bytes, |b| F::of(f64::from_le_bytes(b))),
@@ -74,7 +74,7 @@ impl<'a> Case<'a> {
     }
 
     /// The numbers of an integer tensor; `None` if the file has no such tensor.
-    pub(super) fn integers(&self, name: &str) -> Result<Option<Vec<i64>>, ScanError> {
+    pub(crate) fn integers(&self, name: &str) -> Result<Option<Vec<i64>>, ScanError> {
         let Some(raw) = self.tensors.get(name) else { return Ok(None) };
         Ok(Some(match raw.dtype {
             Dtype::I64 => convert(raw.bytes, i64::from_le_bytes),
@@ -99,7 +99,7 @@ fn convert<const N: usize, T>(bytes: &[u8], from: impl Fn([u8; N]) -> T) -> Vec<
 }
 
 /// The index along each axis of element `at` of a row-major tensor.
-pub(super) fn index_of(at: usize, shape: &[usize]) -> Vec<usize> {
+pub(crate) fn index_of(at: usize, shape: &[usize]) -> Vec<usize> {
     let mut rest = at;
     let mut index: Vec<usize> = shape
         .iter()

@@ -5,12 +5,12 @@ use falcon_kernels::rule::Align;
 use falcon_kernels::solvers::{rls, ssm};
 use rayon::prelude::*;
 
-use super::error::ScanError;
-use super::file::Case;
-use super::number::Number;
-use super::plan::Plan;
-use super::rules::grad_name;
-use super::tensors::Tensors;
+use crate::error::ScanError;
+use crate::file::Case;
+use crate::number::Number;
+use crate::plan::Plan;
+use crate::rules::grad_name;
+use crate::tensors::Tensors;
 
 /// A tensor `[tokens, heads, width]` of which one head of one sequence can be taken out and put back.
 struct Rows<F> {
@@ -71,7 +71,7 @@ fn check_range<F: Number>(
     let Some(at) = values.iter().position(|x| !good(*x)) else { return Ok(()) };
     Err(ScanError::Range {
         tensor: name.into(),
-        index: super::file::index_of(at, shape),
+        index: crate::file::index_of(at, shape),
         value: values[at].wide(),
         meaning: meaning.into(),
         allowed: allowed.into(),
@@ -79,7 +79,7 @@ fn check_range<F: Number>(
 }
 
 /// Recursive least squares.
-pub(super) fn run_rls<F: Number>(
+pub(crate) fn run_rls<F: Number>(
     case: &Case<'_>,
     plan: &Plan,
     align: Align,
@@ -174,7 +174,7 @@ pub(super) fn run_rls<F: Number>(
 }
 
 /// A diagonal state-space model.
-pub(super) fn run_ssm<F: Number>(
+pub(crate) fn run_ssm<F: Number>(
     case: &Case<'_>,
     plan: &Plan,
     order: ssm::Order,

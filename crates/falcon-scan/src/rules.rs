@@ -1,14 +1,14 @@
 //! Runs the variants that are rules of the kernels.
 
-use falcon_kernels::rule::Gain;
-use falcon_kernels::{Error, Inputs, Rule, Sizes, State, View, backward, coefficients, forward};
+use falcon_kernels::{Call, Constant, Error, Grads, Inputs, Rule, RuleError, Sizes, State, View};
+use serde_json::Value;
 
-use super::Options;
-use super::error::ScanError;
-use super::file::Case;
-use super::number::Number;
-use super::plan::Plan;
-use super::tensors::Tensors;
+use crate::Options;
+use crate::error::ScanError;
+use crate::file::Case;
+use crate::number::Number;
+use crate::plan::Plan;
+use crate::tensors::Tensors;
 
 /// The tensors of a call, read.
 struct Tokens<F> {
@@ -19,63 +19,81 @@ struct Tokens<F> {
     decay: Option<Vec<F>>,
 }
 
-/// Runs `rule`, and returns what it came to.
-pub(super) fn run<F: Number>(
+/// Runs `rule` over the tokens of the file.
+pub(crate) fn run<F: Number>(
     case: &Case<'_>,
     plan: &Plan,
     rule: &Rule,
     options: &Options,
 ) -> Result<Tensors, ScanError> {
     let tokens = Tokens::<F>::read(case, plan)?;
-    let inputs = tokens.inputs(plan, rule)?;
-    let sizes = inputs.check(rule).map_err(|error| translate(error, plan))?;
+    let refused = |error| translate(error, case, plan);
+    let call = Call::new(rule, options.form, tokens.inputs(plan, rule)?).map_err(refused)?;
+    let sizes = call.sizes();
     let before = read_state(case, plan, rule, &sizes)?;
-    let mut found = Tensors::default();
-
     let mut after = before.clone();
     let mut out = vec![F::zero(); tokens.v.len()];
-    forward(rule, options.form, &inputs, &mut after, &mut out).map_err(|error| translate(error, plan))?;
+    let grads = if options.grad {
+        let (grad_out, s, z) = (case.read("up.o")?.unwrap_or_default(), case.read("up.S")?, case.read("up.z")?);
+        let tape = call.record(&mut after, &mut out).map_err(refused)?;
+        let mut upstream = after.zeros_like();
+        fill_memory(&mut upstream.memory, rule, sizes.dim_v, s, z);
+        Some(tape.backward(&call, &grad_out, Some(&upstream)).map_err(refused)?)
+    } else {
+        call.forward(&mut after, &mut out).map_err(refused)?;
+        None
+    };
+
+    let mut found = Tensors::default();
     found.put("out.o".into(), vec![sizes.tokens, sizes.heads, sizes.dim_v], out)?;
     put_memory(&mut found, plan, rule, &after.memory)?;
     if plan.variant.falcon {
         put_continuation(&mut found, plan, &after)?;
-        let realised = coefficients(rule, &inputs, &before).map_err(|error| translate(error, plan))?;
+        let realised = call.coefficients(&before).map_err(refused)?;
         let (gain, head) = (plan.gain_shape(rule), vec![sizes.tokens, sizes.heads]);
         found.put("aux.eta".into(), gain.clone(), realised.eta)?;
         found.put("aux.gamma".into(), gain, realised.gamma)?;
         found.put("aux.lam".into(), head.clone(), realised.lambda)?;
         found.put("aux.E".into(), head, realised.energy)?;
     }
-    if options.grad {
-        let mut upstream = after.zeros_like();
-        let (s, z) = (case.read("up.S")?, case.read("up.z")?);
-        fill_memory(&mut upstream.memory, rule, sizes.dim_v, s, z);
-        let up = case.read("up.o")?.unwrap_or_default();
-        let grads = backward(rule, options.form, &inputs, &before, &up, Some(&upstream))
-            .map_err(|error| translate(error, plan))?;
-        let mut put = |name: &str, values: Vec<F>| match case.shape(name) {
-            Some(shape) => found.put(grad_name(name), shape.to_vec(), values),
-            None => Ok(()),
-        };
-        put("in.q", grads.q)?;
-        put("in.k", grads.k)?;
-        put("in.v", grads.v)?;
-        put(plan.variant.gain, grads.gain)?;
-        let decay =
-            if plan.decay_is_per_head() { sum_over_tokens(&grads.decay, sizes.heads) } else { grads.decay };
-        put(plan.variant.decay, decay)?;
-        put("in.k_last", grads.state.last_key)?;
-        put("in.tail_x", tail(&grads.state.tail_x, rule, plan.tail, sizes.sequences))?;
-        put("in.tail_v", tail(&grads.state.tail_v, rule, plan.tail, sizes.sequences))?;
-        let (s, z) = split_memory(rule, sizes.dim_v, &grads.state.memory);
-        put("in.S0", s)?;
-        put("in.z0", z)?;
+    if let Some(grads) = grads {
+        put_grads(&mut found, case, plan, rule, grads)?;
     }
     Ok(found)
 }
 
+/// The gradients of the tensors that the file has, in their shapes.
+fn put_grads<F: Number>(
+    found: &mut Tensors,
+    case: &Case<'_>,
+    plan: &Plan,
+    rule: &Rule,
+    grads: Grads<F>,
+) -> Result<(), ScanError> {
+    let Sizes { heads, dim_v, sequences, .. } = plan.sizes;
+    let decay = if plan.decay_is_per_head() { sum_over_tokens(&grads.decay, heads) } else { grads.decay };
+    let (s, z) = split_memory(rule, dim_v, &grads.state.memory);
+    for (name, values) in [
+        ("in.q", grads.q),
+        ("in.k", grads.k),
+        ("in.v", grads.v),
+        (plan.variant.gain, grads.gain),
+        (plan.variant.decay, decay),
+        ("in.k_last", grads.state.last_key),
+        ("in.tail_x", tail(&grads.state.tail_x, rule, plan.tail, sequences)),
+        ("in.tail_v", tail(&grads.state.tail_v, rule, plan.tail, sequences)),
+        ("in.S0", s),
+        ("in.z0", z),
+    ] {
+        if let Some(shape) = case.shape(name) {
+            found.put(grad_name(name), shape.to_vec(), values)?;
+        }
+    }
+    Ok(())
+}
+
 /// `grad.X` for `in.X`.
-pub(super) fn grad_name(input: &str) -> String {
+pub(crate) fn grad_name(input: &str) -> String {
     format!("grad.{}", input.trim_start_matches("in."))
 }
 
@@ -214,22 +232,32 @@ fn put_continuation<F: Number>(found: &mut Tensors, plan: &Plan, after: &State<F
     Ok(())
 }
 
-/// The kernels speak of `gain` and `decay`; users have files with names and axes of their own.
-fn translate(error: Error, plan: &Plan) -> ScanError {
-    let Error::Range { tensor, mut index, value, meaning, high, .. } = error else { return error.into() };
-    let name = if tensor == "gain" { plan.variant.gain } else { plan.variant.decay };
-    if tensor == "decay" && plan.decay_is_per_head() {
-        index = vec![index[1]];
-    } else if !per_column(plan) || tensor == "decay" {
-        index.truncate(2);
-    }
-    let allowed = if high < f64::MAX { format!("in [0, {high}]") } else { "at least 0".into() };
-    ScanError::Range { tensor: name.into(), index, value, meaning: meaning.into(), allowed }
-}
-
-fn per_column(plan: &Plan) -> bool {
-    match plan.model {
-        super::variant::Model::Rule(rule) => rule.gain != Gain::Unit && plan.gain_shape(&rule).len() == 3,
-        _ => false,
+/// An error of the kernels in the words of the file: its tensors, their axes, and the keys of `meta`.
+fn translate(error: Error, case: &Case<'_>, plan: &Plan) -> ScanError {
+    match error {
+        Error::Range { tensor, index, value, meaning, high, .. } => {
+            let name = if tensor == "gain" { plan.variant.gain } else { plan.variant.decay };
+            // The kernels have tokens, heads and columns; the file may have fewer axes, one decay per head above all.
+            let index = match case.shape(name).map_or(0, <[usize]>::len) {
+                1 => vec![index[1]],
+                axes => index[..axes.min(index.len())].to_vec(),
+            };
+            let allowed = if high < f64::MAX { format!("in [0, {high}]") } else { "at least 0".into() };
+            ScanError::Range { tensor: name.into(), index, value, meaning: meaning.into(), allowed }
+        }
+        Error::Rule(RuleError::Constant { constant, value, below }) => {
+            let key = match constant {
+                Constant::Eps => "eps",
+                Constant::Clamp => "eps_gamma",
+                Constant::Normaliser => "eps_attn",
+            };
+            let expected = if below.is_finite() {
+                format!("a number in [0, {below})")
+            } else {
+                "a number, at least 0".into()
+            };
+            ScanError::MetaValue { key, value: Value::from(value).to_string(), expected }
+        }
+        other => other.into(),
     }
 }

@@ -1,17 +1,17 @@
 //! What a file asks for, checked: which rule, which sizes, and that `meta` and the shapes of all tensors agree.
 
 use falcon_kernels::rule::{Align, Columns, Decay, Gain};
-use falcon_kernels::{Form, Rule, Sizes};
+use falcon_kernels::{Error, Form, Rule, Sizes, check_offsets};
 use serde_json::Value;
 
-use super::Options;
-use super::error::ScanError;
-use super::file::Case;
-use super::meta::wrong;
-use super::variant::{Model, Variant};
+use crate::Options;
+use crate::error::ScanError;
+use crate::file::Case;
+use crate::meta::wrong;
+use crate::variant::{Model, Variant};
 
 /// A checked request. Values of tensors are checked when they are read.
-pub(super) struct Plan {
+pub(crate) struct Plan {
     pub variant: Variant,
     pub model: Model,
     /// For a state-space model, `dim_k` is the number of channels and `dim_v` the width of an output.
@@ -101,18 +101,16 @@ impl Plan {
                 axes: "where each of N sequences starts, and the end of the last",
             });
         }
-        let (tokens, last) = (self.sizes.tokens, offsets.len() - 1);
-        self.offsets.clear();
-        for (position, &got) in offsets.iter().enumerate() {
-            let before = self.offsets.last().copied().unwrap_or(0);
-            let offset = usize::try_from(got).ok().filter(|&offset| {
-                (before..=tokens).contains(&offset)
-                    && (position > 0 || offset == 0)
-                    && (position < last || offset == tokens)
-            });
-            self.offsets.push(offset.ok_or(ScanError::Offsets { position, got, tokens })?);
-        }
-        self.sizes.sequences = last;
+        let tokens = self.sizes.tokens;
+        let refused = |position: usize| ScanError::Offsets { position, got: offsets[position], tokens };
+        let whole = offsets.iter().enumerate().map(|(i, &got)| usize::try_from(got).map_err(|_| refused(i)));
+        self.offsets = whole.collect::<Result<_, _>>()?;
+        check_offsets(&self.offsets, tokens).map_err(|error| match error {
+            Error::Offsets { position, .. } => refused(position),
+            // One offset, and tokens that it does not reach.
+            _ => refused(0),
+        })?;
+        self.sizes.sequences = offsets.len() - 1;
         Ok(())
     }
 
@@ -349,12 +347,13 @@ impl Plan {
             Model::Rule(rule) => {
                 let memory = dim_k * f(rule.state_columns(self.sizes.dim_v));
                 let (window, tail) = (f(rule.window), f(self.tail));
-                let (length, square) = match options.form {
-                    Form::Recurrent => (64.0, (64f64.min(time) + 1.0) * memory),
-                    Form::Masked => (time, 3.0 * (time * window.min(time + tail)).powi(2)),
-                    Form::Chunked { chunk } => {
-                        let rows = time.min(f(chunk)) + window;
-                        (f(chunk), 4.0 * rows * rows + 3.0 * rows * window * (dim_v + 1.0))
+                let length = options.form.stretch(&rule).map_or(time, f);
+                let square = match options.form {
+                    Form::Recurrent => (length.min(time) + 1.0) * memory,
+                    Form::Masked => 3.0 * (time * window.min(time + tail)).powi(2),
+                    Form::Chunked { .. } => {
+                        let rows = time.min(length) + window;
+                        4.0 * rows * rows + 3.0 * rows * window * (dim_v + 1.0)
                     }
                 };
                 let history = if options.grad { (time / length.max(1.0)).ceil() * memory } else { 0.0 };
@@ -363,8 +362,7 @@ impl Plan {
         };
         let states = f(sequences) * f(heads) * memory
             + f(sequences) * (tail + capacity + 1.0) * (f(key_heads) * dim_k + f(heads) * dim_v);
-        let threads = options.threads.unwrap_or_else(rayon::current_num_threads).max(1);
-        let at_once = f(threads).min(f(sequences) * f(heads));
+        let at_once = f(rayon::current_num_threads()).min(f(sequences) * f(heads));
         let needed = 8.0 * (4.0 * states + at_once * work + 2.0 * f(tokens) * f(heads) * dim_v);
         if needed <= options.max_memory as f64 {
             return Ok(());

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use safetensors::{Dtype, SafeTensorError, View};
 
-use super::error::ScanError;
-use super::file::index_of;
-use super::number::Number;
+use crate::error::ScanError;
+use crate::file::index_of;
+use crate::number::Number;
 
 /// The numbers of a result.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,7 +56,7 @@ impl Tensors {
     }
 
     /// Adds a result, all of whose numbers must be finite.
-    pub(super) fn put<F: Number>(
+    pub(crate) fn put<F: Number>(
         &mut self,
         name: String,
         shape: Vec<usize>,
@@ -71,7 +71,7 @@ impl Tensors {
         Ok(())
     }
 
-    pub(super) fn put_counts(&mut self, name: &str, values: Vec<i64>) {
+    pub(crate) fn put_counts(&mut self, name: &str, values: Vec<i64>) {
         self.0.insert(name.into(), Tensor { shape: vec![values.len()], data: Data::I64(values) });
     }
 

@@ -1,11 +1,11 @@
 //! The two arithmetics of a scan.
 
-use falcon_kernels::Real;
+use falcon_kernels::Compiled;
 
-use super::tensors::Data;
+use crate::tensors::Data;
 
 /// A number a scan can compute with.
-pub(super) trait Number: Real {
+pub(crate) trait Number: Compiled {
     /// Its name in messages.
     const NAME: &'static str;
     /// What to do when it overflows.
@@ -31,7 +31,7 @@ impl Number for f64 {
 }
 
 /// The value of an IEEE half-precision number, exactly.
-pub(super) fn half_to_f32(bits: u16) -> f32 {
+pub(crate) fn half_to_f32(bits: u16) -> f32 {
     let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
     let (exponent, fraction) = (i32::from(bits >> 10 & 0x1f), f32::from(bits & 0x3ff));
     sign * match exponent {
