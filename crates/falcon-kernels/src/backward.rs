@@ -18,7 +18,7 @@ use crate::simd::{Vectorised, dispatch};
 use crate::state::{State, row};
 use crate::{Real, View, normaliser};
 
-/// `d loss / d` every input of a call.
+/// The gradients of the inputs of a call, and of its incoming state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grads<F> {
     /// `[tokens, key_heads, dim_k]`, summed over the value heads of a group.
@@ -29,15 +29,15 @@ pub struct Grads<F> {
     pub v: Vec<F>,
     /// `[tokens, heads, 1 or dim_v]`; empty for unit gains.
     pub gain: Vec<F>,
-    /// `[tokens, heads, 1 or dim_v]`, token by token also where the input was one number per head; empty without
-    /// decay.
+    /// `[tokens, heads, 1 or dim_v]`, with a gradient for every token even where the input has one number per head;
+    /// empty without decay.
     pub decay: Vec<F>,
-    /// Of the incoming state: memory, last key and tail.
+    /// The gradient of the incoming state: memory, last key and tail.
     pub state: State<F>,
 }
 
-/// Where [`Call::backward_into`] puts the gradients of the inputs, shaped as in [`Grads`]. Those of `q`, `k` and `v` are
-/// added to what is there, so start with zeros; those of `gain` and `decay` replace it.
+/// Where [`Call::backward_into`] writes the gradients of the inputs, in the shapes of [`Grads`]. The gradients of `q`,
+/// `k` and `v` are added to the given arrays, which should start as zeros; those of `gain` and `decay` overwrite them.
 #[derive(Debug)]
 pub struct GradsMut<'a, F> {
     /// `[tokens, key_heads, dim_k]`.
@@ -111,7 +111,7 @@ pub(crate) fn backward<F: Real>(
             }
         })
         .collect();
-    // The heads of a group share the gradients of their key, so a group is never divided.
+    // The heads of a group add to the gradients of one key, so one task takes a whole group.
     let share = heads_per_task(sizes.sequences, sizes.key_heads);
     runs.chunks_mut(sizes.key_heads)
         .flat_map(|sequence| sequence.chunks_mut(share))
@@ -140,7 +140,7 @@ pub(crate) fn backward<F: Real>(
     incoming
 }
 
-/// A key head on its way back through a sequence, with the value heads that share it.
+/// A key head during a backward pass, with the value heads that share it.
 struct KeyGrad<'a, F> {
     q: HeadRows<'a, F>,
     k: HeadRows<'a, F>,
@@ -150,7 +150,7 @@ struct KeyGrad<'a, F> {
     heads: Vec<HeadGrad<'a, F>>,
 }
 
-/// One value head.
+/// One value head during a backward pass.
 struct HeadGrad<'a, F> {
     head: &'a Head<'a, F>,
     /// The memory before each segment.
@@ -158,13 +158,13 @@ struct HeadGrad<'a, F> {
     v: HeadRows<'a, F>,
     gain: HeadRows<'a, F>,
     decay: HeadRows<'a, F>,
-    /// Of the outgoing memory, and in the end of the incoming one.
+    /// The gradient of the outgoing memory, which becomes that of the incoming one.
     memory: &'a mut [F],
     /// `[tail capacity, dim_v]`.
     tail_v: Vec<F>,
 }
 
-/// Takes key heads of one sequence back, segments last to first.
+/// Runs the backward pass of key heads of one sequence, from the last segment to the first.
 fn run<F: Real>(grad_out: View<'_, F>, groups: &mut [KeyGrad<'_, F>]) {
     let Call { rule, form, sizes: Sizes { dim_k, dim_v, .. }, .. } = groups[0].heads[0].head.call;
     let (dim_k, dim_v) = (*dim_k, *dim_v);
@@ -179,7 +179,7 @@ fn run<F: Real>(grad_out: View<'_, F>, groups: &mut [KeyGrad<'_, F>]) {
                 head.head.pack(steps.clone(), &mut segment, &mut coefficients, Purpose::Backward);
                 gather_upstream(head.head, &steps, grad_out, &mut upstream);
                 if let Some(n) = rule.normaliser {
-                    // What was read is not kept: it is read again.
+                    // The reads were not saved, so they are computed again.
                     let mut read = vec![F::zero(); steps.len() * segment.columns];
                     form.forward(&segment, &mut memory.to_vec(), &mut read, &mut scratch);
                     for (read, grad) in read.chunks_exact_mut(segment.columns).zip(upstream.chunks_exact(dim_v)) {
@@ -260,7 +260,7 @@ impl<F: Real> Vectorised for Scatter<'_, '_, F> {
         for (step, found) in steps.clone().zip(grad.qx.chunks_exact(dim_k)) {
             add(q.row(step), found);
         }
-        // The gradient of each pair goes to where the pair came from.
+        // The gradient of each pair is added to the gradient of the token or slot that the pair came from.
         for r in 0..segment.rows() {
             let (key, value) = pairs.places((steps.start + r) as isize - segment.tail as isize);
             let x = &grad.qx[row(segment.steps + r, dim_k)];
@@ -280,7 +280,7 @@ impl<F: Real> Vectorised for Scatter<'_, '_, F> {
     }
 }
 
-/// `grad_out` of one head and segment, `[steps, dim_v]`.
+/// Copies `grad_out` of one head and segment, `[steps, dim_v]`.
 fn gather_upstream<F: Real>(
     head: &Head<'_, F>,
     steps: &Range<usize>,
@@ -294,8 +294,8 @@ fn gather_upstream<F: Real>(
     }
 }
 
-/// The outgoing last key and tail are copies of inputs or of the incoming state; so are their gradients. A sequence
-/// without tokens passes its state through.
+/// Adds the gradients of the outgoing last key and tail to those of the inputs and of the incoming state that they are
+/// copies of. A sequence without tokens passes its state through.
 fn pass_through<F: Real>(
     call: &Call<'_, F>,
     state: &State<F>,

@@ -36,8 +36,9 @@ pub struct Call<'a, F> {
 }
 
 impl<'a, F: Real> Call<'a, F> {
-    /// Checks that the rule is possible, that all shapes fit each other, that the offsets cut the tokens into sequences,
-    /// that gains and decays are in the range the rule needs, and that the form can run sequences of these lengths.
+    /// Checks that the rule is possible, that all shapes fit each other, that the offsets cut the tokens into
+    /// sequences, that gains and decays are in the range the rule needs, and that the form can run sequences of these
+    /// lengths.
     ///
     /// This reads every gain and decay, but not `q`, `k` and `v`; see [`Inputs::check_finite`] for those.
     pub fn new(rule: &Rule, form: Form, inputs: Inputs<'a, F>) -> Result<Self, Error> {

@@ -65,8 +65,8 @@ compiled!(f32, f64);
 impl<F: Compiled> Call<'_, F> {
     /// Runs the rule from `state` to the state after the last token.
     ///
-    /// `out` is `[tokens, heads, dim_v]`, row-major. Sequences and heads run in parallel on the current `rayon` pool; the
-    /// number of threads does not change the result.
+    /// `out` is `[tokens, heads, dim_v]`, row-major. Sequences and heads run in parallel on the current `rayon` pool;
+    /// the number of threads does not change the result.
     pub fn forward(&self, state: &mut State<F>, out: &mut [F]) -> Result<(), Error> {
         self.check(state, "out", out)?;
         F::forward(self, state, out, &mut []);

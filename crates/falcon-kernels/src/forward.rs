@@ -1,4 +1,4 @@
-//! The forward pass over a batch of sequences: how its heads are shared out among threads.
+//! The forward pass over a batch of sequences, and how threads share its heads.
 
 use std::slice::ChunksExactMut;
 
@@ -17,8 +17,8 @@ use crate::shared::{HeadRows, SharedHeads};
 use crate::state::{State, row};
 use crate::{Real, normaliser};
 
-/// [`Call::forward`] without the checks. Unless it is empty, `saved` receives the memory before each segment, head after
-/// head.
+/// [`Call::forward`] without the checks. Unless it is empty, `saved` receives the memory before each segment, head
+/// after head.
 pub(crate) fn forward<F: Real>(call: &Call<'_, F>, state: &mut State<F>, out: &mut [F], saved: &mut [F]) {
     let Call { rule, form, inputs, sizes } = call;
     let blocks = if saved.is_empty() { value_blocks(rule, *form, sizes) } else { 1 };
@@ -27,7 +27,7 @@ pub(crate) fn forward<F: Real>(call: &Call<'_, F>, state: &mut State<F>, out: &m
     let mut memories = std::mem::take(&mut state.memory);
     let mut parts = if blocks > 1 { columns_apart(&memories, size, sizes.dim_v, blocks) } else { Vec::new() };
     let target = if blocks > 1 { &mut parts } else { &mut memories };
-    // Each head, or block of its columns, with its memory and its part of what is saved.
+    // Each head, or block of columns of a head, with its memory and its part of `saved`.
     let mut rest = saved;
     let mut runs: Vec<_> = heads(call, state)
         .into_iter()
@@ -56,13 +56,14 @@ pub(crate) fn forward<F: Real>(call: &Call<'_, F>, state: &mut State<F>, out: &m
     advance(call, state);
 }
 
-/// Into how many blocks of columns the values of a head are cut. Columns of a memory do not touch each other, so threads that have no head to
-/// themselves can share one; what the columns have in common is then worked out once for each block, which costs idle threads only. A
-/// column's numbers are the same in any block.
+/// Into how many blocks of columns the values of a head are divided. The columns of a memory are independent, so
+/// threads that would have no head of their own can share one. What the columns have in common is then computed once
+/// for each block, on threads that would otherwise be idle. The results of a column are the same in any block.
 fn value_blocks(rule: &Rule, form: Form, sizes: &Sizes) -> usize {
-    // Narrower products would be slower.
+    // Narrower blocks would make the matrix products slower.
     const NARROWEST: usize = 32;
-    // Longer sums are cut by the matrix library, and where depends on the width of the product: bits would depend on the threads.
+    // The matrix library splits longer sums at places that depend on the width of the product, so that the bits of the
+    // result would depend on the number of threads.
     const DEEPEST: usize = 512;
     let stretch = form.stretch(rule).unwrap_or(sizes.tokens);
     if sizes.dim_k.max(stretch.saturating_add(rule.window)) > DEEPEST {
@@ -70,12 +71,12 @@ fn value_blocks(rule: &Rule, form: Form, sizes: &Sizes) -> usize {
     }
     let threads = rayon::current_num_threads() / (sizes.sequences * sizes.heads).max(1);
     let most = threads.min(sizes.dim_v / NARROWEST);
-    // A normaliser is a column that all the others are divided by.
+    // All columns are divided by that of the normaliser, so they cannot be separated.
     let most = if rule.normaliser.is_some() { 1 } else { most };
     (2..=most).rev().find(|blocks| sizes.dim_v.is_multiple_of(*blocks)).unwrap_or(1)
 }
 
-/// Memories `[dim_k, columns]` as `[blocks, dim_k, columns / blocks]`.
+/// Rearranges memories `[dim_k, columns]` as `[blocks, dim_k, columns / blocks]`.
 fn columns_apart<F: Real>(memories: &[F], size: usize, columns: usize, blocks: usize) -> Vec<F> {
     let mut parts = Vec::with_capacity(memories.len());
     for memory in memories.chunks_exact(size) {
@@ -88,7 +89,7 @@ fn columns_apart<F: Real>(memories: &[F], size: usize, columns: usize, blocks: u
     parts
 }
 
-/// Undoes [`columns_apart`].
+/// The inverse of [`columns_apart`].
 fn columns_together<F: Real>(parts: &[F], memories: &mut [F], size: usize, columns: usize, blocks: usize) {
     let width = columns / blocks;
     let mut parts = parts.chunks_exact(width);
@@ -101,25 +102,26 @@ fn columns_together<F: Real>(parts: &[F], memories: &mut [F], size: usize, colum
     }
 }
 
-/// How many heads of a sequence one task takes. Heads of a token lie side by side, so running them chunk by chunk together
-/// reads memory in order; but every thread wants work. Heads do not touch each other's numbers: this changes no result.
+/// How many heads of a sequence one task takes. The heads of a token are adjacent in memory, so a task that runs
+/// several heads chunk by chunk reads memory in order, but every thread needs a task. Heads are independent, so this
+/// does not change the result.
 pub(crate) fn heads_per_task(sequences: usize, heads: usize) -> usize {
     let threads = rayon::current_num_threads();
-    // Twice as many tasks as threads, so that one that is late does not hold up the others.
+    // Twice as many tasks as threads, so that a slow task does not keep the other threads waiting for long.
     let wanted = if threads == 1 { 1 } else { 2 * threads };
     (sequences * heads).div_ceil(wanted).clamp(1, heads)
 }
 
-/// What the gains of a call came to; see [`coefficients`].
+/// The coefficients of every step; see [`Call::coefficients`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Realised<F> {
-    /// Step size, in the shape of the gain: `[tokens, heads]`, or `[tokens, heads, dim_v]`.
+    /// Step sizes, in the shape of the gain: `[tokens, heads]`, or `[tokens, heads, dim_v]`.
     pub eta: Vec<F>,
-    /// Carry, in the shape of the gain.
+    /// Carries, in the shape of the gain.
     pub gamma: Vec<F>,
-    /// Ridge `[tokens, heads]`.
+    /// Ridges `[tokens, heads]`.
     pub lambda: Vec<F>,
-    /// Energy of the window `[tokens, heads]`.
+    /// Energies of the windows `[tokens, heads]`.
     pub energy: Vec<F>,
 }
 
@@ -166,11 +168,11 @@ pub(crate) fn heads<'a, F: Real>(call: &'a Call<'a, F>, state: &'a State<F>) -> 
         .collect()
 }
 
-/// One head on its way through a sequence.
+/// One head, or block of its columns, during a forward pass.
 struct Run<'a, F> {
     head: Head<'a, F>,
     memory: &'a mut [F],
-    /// Where the memory before each segment goes; empty if it is not wanted.
+    /// Where to save the memory before each segment; empty if it is not needed.
     saved: ChunksExactMut<'a, F>,
     out: HeadRows<'a, F>,
 }

@@ -1,4 +1,5 @@
-//! One head of one sequence: which pairs it writes and where their parts lie, in the inputs or in the state.
+//! One head of one sequence: the pairs that it writes, and where their keys and values are found in the inputs and the
+//! state.
 
 use std::ops::Range;
 
@@ -10,7 +11,7 @@ use crate::segment::Segment;
 use crate::simd::{Vectorised, dispatch};
 use crate::state::{State, row};
 
-/// Where the key of a pair, or its value, comes from.
+/// Where the key or the value of a pair comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// A slot of the incoming tail.
@@ -21,7 +22,7 @@ pub(crate) enum Place {
     Token(usize),
 }
 
-/// The pairs of one sequence, by the time at which they are first written; those of the tail have negative times.
+/// The pairs of one sequence, indexed by the time of their first write. Pairs of the tail have negative times.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pairs {
     align: Align,
@@ -42,7 +43,7 @@ impl Pairs {
         }
     }
 
-    /// The first token of a fresh sequence under next-latent alignment brings no pair.
+    /// Whether the first token has no pair, as in a fresh sequence with next-latent alignment.
     fn boundary(&self) -> bool {
         self.align == Align::Next && !self.started
     }
@@ -51,13 +52,13 @@ impl Pairs {
         if self.boundary() { 1 } else { -(self.tail_len as isize) }
     }
 
-    /// How many pairs before `time` a window that starts there still sees.
+    /// How many pairs from before `time` a segment that starts there needs.
     pub fn tail(&self, time: usize) -> usize {
         let written = (time as isize - self.first()).max(0) as usize;
         written.min(self.window - 1)
     }
 
-    /// Where the key and the value of the pair at `time` are. The boundary has no key.
+    /// Where the key and the value of the pair at `time` are. A first token without a pair has no key.
     pub fn places(&self, time: isize) -> (Option<Place>, Place) {
         if time < 0 {
             let slot = Place::Tail((self.tail_len as isize + time) as usize);
@@ -79,7 +80,7 @@ impl Pairs {
     }
 }
 
-/// One head of one sequence in a call, or some of its columns.
+/// One head of one sequence in a call, or a block of its columns.
 #[derive(Clone)]
 pub(crate) struct Head<'a, F> {
     pub call: &'a Call<'a, F>,
@@ -96,7 +97,7 @@ impl<'a, F: Real> Head<'a, F> {
         Self { call, state, sequence, head, values: 0..call.sizes.dim_v }
     }
 
-    /// One of equal blocks of its columns.
+    /// One of `blocks` equal blocks of columns.
     pub fn block(&self, index: usize, blocks: usize) -> Self {
         Self { values: row(index, self.values.len() / blocks), ..self.clone() }
     }
@@ -114,7 +115,7 @@ impl<'a, F: Real> Head<'a, F> {
         Pairs::new(&self.call.rule, self.state, self.sequence, self.tokens().len())
     }
 
-    /// Packs the steps `steps` of this sequence, and works out their coefficients.
+    /// Packs the steps `steps` of this sequence, and computes their coefficients.
     pub fn pack(
         &self,
         steps: Range<usize>,
@@ -123,10 +124,10 @@ impl<'a, F: Real> Head<'a, F> {
         purpose: Purpose,
     ) {
         self.gather(steps, segment, coefficients);
-        dispatch(WorkOut { coefficients, rule: &self.call.rule, segment, purpose });
+        dispatch(ComputeCoefficients { coefficients, rule: &self.call.rule, segment, purpose });
     }
 
-    /// Packs the steps `steps` of this sequence, with their gains as given.
+    /// Packs the steps `steps` of this sequence, with the gains and decays as they are given.
     pub fn gather(&self, steps: Range<usize>, segment: &mut Segment<F>, coefficients: &mut Coefficients<F>) {
         let (pairs, base, key_head) = (self.pairs(), self.tokens().start, self.key_head());
         segment.steps = steps.len();
@@ -168,7 +169,7 @@ impl<'a, F: Real> Head<'a, F> {
         }
     }
 
-    /// Of the gains of a token, one or one for each column, those of this block.
+    /// The gains of this block of columns: the only one, or one for each column.
     fn gains<'g>(&self, gains: &'g [F]) -> &'g [F] {
         if gains.len() > 1 { &gains[self.values.clone()] } else { gains }
     }
@@ -182,7 +183,7 @@ impl<'a, F: Real> Head<'a, F> {
     }
 }
 
-/// Moves the last key and the tail of every sequence to where the call ends. The memory is not touched.
+/// Updates the last key and the tail of every sequence to the end of the call. The memory does not change.
 pub(crate) fn advance<F: Real>(call: &Call<'_, F>, state: &mut State<F>) {
     let Call { rule, inputs, sizes, .. } = call;
     for sequence in 0..sizes.sequences {
@@ -193,7 +194,7 @@ pub(crate) fn advance<F: Real>(call: &Call<'_, F>, state: &mut State<F>) {
         let pairs = Pairs::new(rule, state, sequence, tokens.len());
         let outgoing = pairs.outgoing();
         state.tail_len[sequence] = outgoing.len();
-        // Slots move towards 0 only, so filling them in order never overwrites one still to be read.
+        // Slots only move towards 0, so filling them in order never overwrites one that is still needed.
         let first_slot = sequence * rule.tail_capacity();
         for (slot, time) in outgoing.enumerate() {
             let (key, value) = pairs.places(time);
@@ -230,15 +231,15 @@ pub(crate) fn advance<F: Real>(call: &Call<'_, F>, state: &mut State<F>) {
     }
 }
 
-/// Works out the coefficients of a packed segment.
-struct WorkOut<'a, F> {
+/// Computes the coefficients of a packed segment.
+struct ComputeCoefficients<'a, F> {
     coefficients: &'a mut Coefficients<F>,
     rule: &'a Rule,
     segment: &'a mut Segment<F>,
     purpose: Purpose,
 }
 
-impl<F: Real> Vectorised for WorkOut<'_, F> {
+impl<F: Real> Vectorised for ComputeCoefficients<'_, F> {
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
         self.coefficients.forward(self.rule, self.segment, self.purpose);

@@ -85,9 +85,9 @@ impl<F: Compiled> Call<'_, F> {
 
     /// The adjoint of [`Call::forward`]: the gradients of all inputs and of the incoming `state`.
     ///
-    /// `grad_out` is the gradient `[tokens, heads, dim_v]` of the outputs, and `grad_state` that of the outgoing state, if
-    /// the loss depends on it. Where a sequence is run in pieces, pass [`Grads::state`] on as the `grad_state` of the
-    /// piece before: the gradients are then those of the undivided sequence.
+    /// `grad_out` is the gradient `[tokens, heads, dim_v]` of the outputs, and `grad_state` that of the outgoing state,
+    /// if the loss depends on it. Where a sequence is run in pieces, pass [`Grads::state`] on as the `grad_state` of
+    /// the piece before: the gradients are then those of the undivided sequence.
     ///
     /// This runs the forward pass again. Where the outputs are needed too, [`Call::record`] saves that.
     pub fn backward(

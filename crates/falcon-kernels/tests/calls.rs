@@ -4,7 +4,7 @@ use falcon_kernels::rule::Normaliser;
 use falcon_kernels::{Call, Decoder, Error, Form, Grads, GradsMut, Inputs, Rule, View};
 use falcon_testkit::{Case, Spec, max_error};
 
-fn said<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+fn message<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     result.unwrap_err().to_string()
 }
 
@@ -16,39 +16,39 @@ fn bad_calls_say_what_is_wrong_and_change_nothing() {
     let mut state = before.clone();
     let mut out = vec![0.0; case.grad_out.len()];
 
-    let zero = said(Call::new(&rule, Form::Chunked { chunk: 0 }, inputs));
+    let zero = message(Call::new(&rule, Form::Chunked { chunk: 0 }, inputs));
     assert_eq!(zero, "the chunk size must be at least 1, got 0");
-    let impossible = said(Call::new(&Rule { window: 0, ..rule }, Form::CHUNKED, inputs));
+    let impossible = message(Call::new(&Rule { window: 0, ..rule }, Form::CHUNKED, inputs));
     assert_eq!(impossible, "the window must hold at least 1 pair, got 0");
     let call = case.call(Form::CHUNKED);
-    let short = said(call.forward(&mut state, &mut out[1..]));
+    let short = message(call.forward(&mut state, &mut out[1..]));
     assert_eq!(short, "out has 39 elements, expected 40");
     let mut other = Case::new(&Spec { dim_k: 4, ..Spec::new(rule, 5, 1) }).state;
-    let wrong = said(call.forward(&mut other, &mut out));
+    let wrong = message(call.forward(&mut other, &mut out));
     assert_eq!(wrong, "the state has dim_k 4, the call needs 5");
     state.tail_len[0] = 2;
-    let tail = said(call.forward(&mut state, &mut out));
+    let tail = message(call.forward(&mut state, &mut out));
     assert!(tail.contains("a tail of 2 pairs but no last key"), "{tail}");
     state.tail_len[0] = 9;
     assert!(
-        said(call.forward(&mut state, &mut out)).contains("a tail of 9 pairs, the window has use for at most 3")
+        message(call.forward(&mut state, &mut out)).contains("a tail of 9 pairs, the window can use at most 3")
     );
     state.tail_len[0] = 0;
     state.memory.pop();
-    assert!(said(call.forward(&mut state, &mut out)).contains("memory elements"));
+    assert!(message(call.forward(&mut state, &mut out)).contains("memory elements"));
     state.memory.push(before.memory[before.memory.len() - 1]);
     assert_eq!(state, before, "refused calls leave the state alone");
     assert!(out.iter().all(|x| *x == 0.0));
 
-    let upstream = said(call.backward(&before, &out[1..], None));
+    let upstream = message(call.backward(&before, &out[1..], None));
     assert!(upstream.starts_with("grad_out has 39 elements"), "{upstream}");
-    let upstream = said(call.backward(&before, &out, Some(&other)));
+    let upstream = message(call.backward(&before, &out, Some(&other)));
     assert_eq!(upstream, "grad_state: the state has dim_k 4, the call needs 5");
     let mut decoder = Decoder::new(&rule, state.clone()).unwrap();
-    let steps = said(decoder.step(&inputs, &mut out));
+    let steps = message(decoder.step(&inputs, &mut out));
     assert_eq!(steps, "a step takes 1 token of each sequence, got 5 of sequence 0");
     assert!(Decoder::new(&Rule { window: 0, ..rule }, state.clone()).is_err());
-    let other = said(Decoder::new(&Rule { window: 9, ..rule }, state));
+    let other = message(Decoder::new(&Rule { window: 9, ..rule }, state));
     assert_eq!(other, "the state has tail capacity 3, the call needs 8");
 }
 
@@ -60,22 +60,23 @@ fn sizes_that_overflow_are_refused() {
     let key = View::strided(&one, [tokens, 1, 1], [0, 0]).unwrap();
     let v = View::strided(&two, [tokens, 2, 1], [0, 1]).unwrap();
     let inputs = Inputs { q: key, k: key, v, gain: None, decay: None, offsets: &[0, tokens] };
-    let error = said(Call::new(&Rule::LINEAR_ATTENTION, Form::CHUNKED, inputs));
+    let error = message(Call::new(&Rule::LINEAR_ATTENTION, Form::CHUNKED, inputs));
     assert!(error.ends_with("tokens of 2 heads and width 1 are more than an array can hold"), "{error}");
     // Numbers that can be counted, but not their bytes.
     let tokens = 1 << 61;
     let key = View::strided(&one, [tokens, 1, 1], [0, 0]).unwrap();
     let inputs = Inputs { q: key, k: key, v: key, gain: None, decay: None, offsets: &[0, tokens] };
-    let error = said(Call::new(&Rule::LINEAR_ATTENTION, Form::CHUNKED, inputs));
+    let error = message(Call::new(&Rule::LINEAR_ATTENTION, Form::CHUNKED, inputs));
     assert!(error.contains("more than an array can hold"), "{error}");
     // A state is there without a token, too.
     let none = View::<f64>::new(&[], [0, 1, 2]).unwrap();
     let wide = View::new(&[], [0, 1, 1 << 62]).unwrap();
     let inputs = Inputs { q: none, k: none, v: wide, gain: None, decay: None, offsets: &[0, 0] };
-    let error = said(Call::new(&Rule::LINEAR_ATTENTION, Form::CHUNKED, inputs));
+    let error = message(Call::new(&Rule::LINEAR_ATTENTION, Form::CHUNKED, inputs));
     assert!(error.starts_with("the state of 1 sequences"), "{error}");
     let wide = View::new(&[], [0, 1, usize::MAX]).unwrap();
-    let error = said(Call::new(&Rule::NORMALISED_LINEAR_ATTENTION, Form::CHUNKED, Inputs { v: wide, ..inputs }));
+    let error =
+        message(Call::new(&Rule::NORMALISED_LINEAR_ATTENTION, Form::CHUNKED, Inputs { v: wide, ..inputs }));
     assert!(error.starts_with("the state of 1 sequences"), "{error}");
 }
 
@@ -85,13 +86,13 @@ fn the_masked_form_refuses_what_it_cannot_hold() {
     let ones = vec![1f32; tokens];
     let view = View::new(&ones, [tokens, 1, 1]).unwrap();
     let inputs = Inputs { q: view, k: view, v: view, gain: None, decay: None, offsets: &[0, tokens] };
-    let error = said(Call::new(&Rule::LINEAR_ATTENTION, Form::Masked, inputs));
+    let error = message(Call::new(&Rule::LINEAR_ATTENTION, Form::Masked, inputs));
     assert!(
         error.contains("100000 tokens") && error.ends_with("at most 16384 tokens: use chunked or recurrent"),
         "{error}"
     );
     let huge = Form::Chunked { chunk: usize::MAX };
-    let error = said(Call::new(&Rule::LINEAR_ATTENTION, huge, inputs));
+    let error = message(Call::new(&Rule::LINEAR_ATTENTION, huge, inputs));
     assert!(error.ends_with("together at most 16384; use shorter chunks or the recurrent form"), "{error}");
 }
 
@@ -151,7 +152,7 @@ fn a_tape_goes_with_its_call() {
     let (mut state, mut out) = (case.state.clone(), vec![0.0; case.grad_out.len()]);
     let tape = case.call(Form::CHUNKED).record(&mut state, &mut out).unwrap();
     let refused = |rule: &Rule, form: Form, inputs: Inputs<'_, f64>| {
-        said(tape.backward(&Call::new(rule, form, inputs).unwrap(), &case.grad_out, None))
+        message(tape.backward(&Call::new(rule, form, inputs).unwrap(), &case.grad_out, None))
     };
     let moved = Inputs { offsets: &[0, 71, 73, 73], ..case.inputs() };
     assert_eq!(

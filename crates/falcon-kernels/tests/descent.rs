@@ -65,7 +65,8 @@ fn every_step_descends() {
         let (dim_k, dim_v, width) = (spec.dim_k, spec.dim_v, case.sizes.gain_width(&rule));
         let mut decoder = Decoder::new(&rule, case.state.clone()).unwrap();
         let mut out = vec![0.0; dim_v];
-        // How near the bound comes, in units of what it allows for the curvature; and how near one that promises nothing would come.
+        // How near the bound comes, in units of what it allows for the curvature; and how near one that promises
+        // nothing would come.
         let (mut tightest, mut trivial) = (f64::INFINITY, f64::INFINITY);
         for t in 0..case.sizes.tokens {
             let before = decoder.state().memory.clone();

@@ -36,7 +36,8 @@ fn specs() -> impl Strategy<Value = Spec> {
     let gates = prop::sample::select(vec![(0.5, 1.0), (0.0, 1.0), (0.0, 0.0)]);
     (rules(), lengths, sizes, gates, any::<bool>(), any::<u64>()).prop_map(
         |(rule, lengths, (key_heads, group, dim_k, dim_v), gate, continued, seed)| Spec {
-            // A memory of one pair, divided by its weight, does not depend on the key: that gradient is rounding alone, too.
+            // A memory of one pair, divided by its weight, does not depend on the key: that gradient is rounding alone,
+            // too.
             gate: if rule.normaliser.is_some() { (0.5, 1.0) } else { gate },
             lengths,
             heads: key_heads * group,

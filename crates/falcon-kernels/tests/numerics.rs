@@ -65,8 +65,8 @@ fn keys_from_tiny_to_huge() {
     }
 }
 
-/// A ridge beyond all measure forgets everything; it does not make a NaN. Nor does an ε beyond the range of the number, which leaves the
-/// memory as it is.
+/// A ridge beyond all measure forgets everything; it does not make a NaN. Nor does an ε beyond the range of the number,
+/// which leaves the memory as it is.
 #[test]
 fn ridges_that_overflow() {
     for (name, rule) in Rule::ALL.into_iter().filter(|(_, rule)| matches!(rule.decay, Decay::ScaledRidge { .. })) {

@@ -26,7 +26,7 @@ pub enum ScanError {
     /// `meta` is not a JSON object.
     #[error("the metadata entry \"meta\" must be a JSON object: {reason}")]
     MetaJson {
-        /// What the parser said.
+        /// Why it cannot be parsed.
         reason: String,
     },
     /// A key that the variant needs is missing from `meta`.

@@ -52,7 +52,8 @@ impl<'a> Case<'a> {
         self.tensors.contains_key(name)
     }
 
-    /// The numbers of a tensor in the arithmetic of the scan, all of them finite; `None` if the file has no such tensor.
+    /// The numbers of a tensor in the arithmetic of the scan, all of them finite; `None` if the file has no such
+    /// tensor.
     pub(crate) fn read<F: Number>(&self, name: &str) -> Result<Option<Vec<F>>, ScanError> {
         let Some(raw) = self.tensors.get(name) else { return Ok(None) };
         let values: Vec<F> = match raw.dtype {

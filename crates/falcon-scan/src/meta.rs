@@ -69,9 +69,9 @@ impl Meta {
     /// Refuses a size that is not what the tensors say. Absent keys agree.
     pub fn agree(&self, key: &'static str, size: usize, fact: &str) -> Result<(), ScanError> {
         match self.count(key)? {
-            Some(said) if said != size as u64 => {
+            Some(given) if given != size as u64 => {
                 let fact = format!("{fact} {size}");
-                Err(ScanError::MetaConflict { key, value: said.to_string(), fact })
+                Err(ScanError::MetaConflict { key, value: given.to_string(), fact })
             }
             _ => Ok(()),
         }
@@ -80,8 +80,8 @@ impl Meta {
     /// As [`Meta::agree`], for flags.
     pub fn agree_flag(&self, key: &'static str, actual: bool, fact: &str) -> Result<(), ScanError> {
         match self.flag(key)? {
-            Some(said) if said != actual => {
-                Err(ScanError::MetaConflict { key, value: said.to_string(), fact: fact.into() })
+            Some(given) if given != actual => {
+                Err(ScanError::MetaConflict { key, value: given.to_string(), fact: fact.into() })
             }
             _ => Ok(()),
         }
@@ -123,10 +123,10 @@ mod tests {
         let choices = [("x", 1), ("y", 2)];
         assert_eq!(meta.choice("a", &choices).unwrap(), Some(1));
         assert_eq!(meta.choice("none", &choices).unwrap(), None);
-        let said = meta.need_choice("none", &choices, "falcon1").unwrap_err().to_string();
-        assert_eq!(said, r#"meta has no "none", which falcon1 needs: add it, one of "x", "y""#);
-        let said = meta.count("n").unwrap_err().to_string();
-        assert_eq!(said, r#"meta key "n" is -1: expected a whole number, at least 0"#);
+        let message = meta.need_choice("none", &choices, "falcon1").unwrap_err().to_string();
+        assert_eq!(message, r#"meta has no "none", which falcon1 needs: add it, one of "x", "y""#);
+        let message = meta.count("n").unwrap_err().to_string();
+        assert_eq!(message, r#"meta key "n" is -1: expected a whole number, at least 0"#);
         assert_eq!(meta.need_number("e", "falcon1").unwrap(), 2.0);
         let text = meta.need_number("a", "falcon1").unwrap_err().to_string();
         assert_eq!(text, r#"meta key "a" is "x": expected a number, at least 0"#);

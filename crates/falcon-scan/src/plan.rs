@@ -157,20 +157,20 @@ impl Plan {
     /// tensor bounds.
     fn set_window(&mut self, case: &Case<'_>) -> Result<(), ScanError> {
         let (variant, tail, longest) = (self.variant.name, self.tail, self.longest());
-        let said = case.meta.count("B")?;
+        let given = case.meta.count("B")?;
         let bad = |value: u64, expected: String| wrong("B", &Value::from(value), expected);
-        if said == Some(0) {
+        if given == Some(0) {
             return Err(bad(0, "a window of at least 1 pair".into()));
         }
         if !self.variant.slides() {
-            return match said {
+            return match given {
                 None | Some(1) => Ok(()),
-                Some(said) => {
-                    Err(bad(said, format!("1: {variant} writes one pair per step, falcon3 and falcon3a more")))
+                Some(given) => {
+                    Err(bad(given, format!("1: {variant} writes one pair per step, falcon3 and falcon3a more")))
                 }
             };
         }
-        let window = said.ok_or_else(|| ScanError::MetaMissing {
+        let window = given.ok_or_else(|| ScanError::MetaMissing {
             key: "B",
             needed_by: variant.into(),
             expected: "the window, a whole number, at least 1".into(),
