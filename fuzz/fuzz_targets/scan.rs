@@ -1,4 +1,4 @@
-//! Arbitrary bytes, and arbitrary but plausible files, through `falcon scan`.
+//! Runs arbitrary bytes, and arbitrary but plausible files, through `falcon-scan`.
 
 #![no_main]
 
@@ -21,12 +21,12 @@ fuzz_target!(|data: &[u8]| {
     let Ok(found) = falcon_scan::run(&file, &options) else { return };
     if recipe.comparable && options.dtype == Dtype::F64 {
         let reference = Options { form: Form::Recurrent, ..options };
-        let expected = falcon_scan::run(&file, &reference).expect("what one form accepts, all do");
+        let expected = falcon_scan::run(&file, &reference).expect("all forms accept the same files");
         compare(&found.tensors, &expected.tensors);
     }
 });
 
-/// Everything an option can be, from one byte.
+/// All combinations of options, from one byte.
 fn options(choice: u8) -> Options {
     let chunk = [1, 2, 3, 5, 16, 64][usize::from(choice >> 4) % 6];
     Options {
@@ -41,7 +41,8 @@ fn options(choice: u8) -> Options {
     }
 }
 
-/// Forms differ by rounding only, unless the recurrence itself magnifies rounding: then its results are large.
+/// Forms differ by rounding only. Where the recurrence itself amplifies rounding errors, its results are large, and they are
+/// not compared.
 fn compare(found: &Tensors, expected: &Tensors) {
     let largest =
         expected.iter().flat_map(|(_, tensor)| tensor.to_f64()).fold(1.0, |most: f64, x| most.max(x.abs()));

@@ -1,4 +1,4 @@
-//! What a call refuses, and what it does at its edges.
+//! The checks of a call, and its behaviour at the limits.
 
 use falcon_kernels::rule::Normaliser;
 use falcon_kernels::{Call, Decoder, Error, Form, Grads, GradsMut, Inputs, Rule, View};
@@ -9,7 +9,7 @@ fn message<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
 }
 
 #[test]
-fn bad_calls_say_what_is_wrong_and_change_nothing() {
+fn refused_calls_name_the_error_and_change_nothing() {
     let case = Case::new(&Spec::new(Rule::FALCON_3, 5, 1));
     let (rule, inputs) = (case.rule, case.inputs());
     let before = case.state.clone();
@@ -52,7 +52,7 @@ fn bad_calls_say_what_is_wrong_and_change_nothing() {
     assert_eq!(other, "the state has tail capacity 3, the call needs 8");
 }
 
-/// A broadcast view can claim more tokens than there are bytes; nothing is computed for it.
+/// A broadcast view can claim more tokens than an array can hold.
 #[test]
 fn sizes_that_overflow_are_refused() {
     let (one, two) = ([1.0], [1.0, 1.0]);
@@ -62,13 +62,13 @@ fn sizes_that_overflow_are_refused() {
     let inputs = Inputs { q: key, k: key, v, gain: None, decay: None, offsets: &[0, tokens] };
     let error = message(Call::new(&Rule::LINEAR_ATTENTION, Form::CHUNKED, inputs));
     assert!(error.ends_with("tokens of 2 heads and width 1 are more than an array can hold"), "{error}");
-    // Numbers that can be counted, but not their bytes.
+    // The number of elements fits, but the number of bytes does not.
     let tokens = 1 << 61;
     let key = View::strided(&one, [tokens, 1, 1], [0, 0]).unwrap();
     let inputs = Inputs { q: key, k: key, v: key, gain: None, decay: None, offsets: &[0, tokens] };
     let error = message(Call::new(&Rule::LINEAR_ATTENTION, Form::CHUNKED, inputs));
     assert!(error.contains("more than an array can hold"), "{error}");
-    // A state is there without a token, too.
+    // The state has to fit even without tokens.
     let none = View::<f64>::new(&[], [0, 1, 2]).unwrap();
     let wide = View::new(&[], [0, 1, 1 << 62]).unwrap();
     let inputs = Inputs { q: none, k: none, v: wide, gain: None, decay: None, offsets: &[0, 0] };

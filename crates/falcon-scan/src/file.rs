@@ -1,4 +1,4 @@
-//! The input file: a safetensors container with a `meta` JSON string, read without trusting it.
+//! The input file: a safetensors container with a `meta` JSON string. Nothing in it is trusted.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -10,13 +10,13 @@ use crate::error::ScanError;
 use crate::meta::Meta;
 use crate::number::{Number, half_to_f32};
 
-/// One parsed file: its `meta` and its tensors, whose bytes stay where they are.
+/// A parsed file: its `meta` and its tensors, whose bytes are borrowed.
 pub struct Case<'a> {
     pub(crate) meta: Meta,
     pub(crate) tensors: BTreeMap<String, Raw<'a>>,
 }
 
-/// A tensor as the file has it.
+/// A tensor in the number format of the file.
 pub(crate) struct Raw<'a> {
     dtype: Dtype,
     pub shape: Vec<usize>,
@@ -27,7 +27,7 @@ const FLOATS: &str = "F64, F32, F16 or BF16";
 const INTEGERS: &str = "I64, I32 or U32";
 
 impl<'a> Case<'a> {
-    /// Reads the header and checks that it describes exactly the bytes there are.
+    /// Parses the header and checks that it describes exactly the given bytes.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ScanError> {
         let (header, metadata) = SafeTensors::read_metadata(bytes)?;
         let start = size_of::<u64>() + header;
@@ -67,7 +67,7 @@ impl<'a> Case<'a> {
         };
         let Some(at) = values.iter().position(|x| !x.is_finite()) else { return Ok(Some(values)) };
         let (tensor, index) = (name.to_string(), index_of(at, &raw.shape));
-        // Finite in the file, but not in f32.
+        // The number is finite in the file, but too large for f32.
         if let Some(value) = raw.wide_f64(at).filter(|x| x.is_finite()) {
             return Err(ScanError::TooLarge { tensor, index, value });
         }
@@ -115,7 +115,7 @@ pub(crate) fn index_of(at: usize, shape: &[usize]) -> Vec<usize> {
     index
 }
 
-/// The container format has one entry a name, but a JSON object can repeat one, and parsers silently take the last.
+/// Refuses a header that names a tensor twice. JSON allows that, and parsers silently keep the last.
 fn refuse_duplicates(header: &[u8]) -> Result<(), ScanError> {
     let mut found = None;
     let keys = Keys { duplicate: &mut found };

@@ -19,12 +19,12 @@ impl Meta {
         }
     }
 
-    /// `null` counts as absent: that is how many writers spell it.
+    /// The value of a key. `null` counts as absent, because many writers use it for that.
     fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// A string that must be one of `choices`; the choice's second part is returned.
+    /// A string that must be the first part of one of `choices`; returns the second part.
     pub fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<Option<T>, ScanError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let found = value.as_str().and_then(|text| choices.iter().find(|(name, _)| *name == text));
@@ -34,7 +34,7 @@ impl Meta {
         }
     }
 
-    /// As [`Meta::choice`], for keys that `needed_by` cannot do without.
+    /// The same as [`Meta::choice`] for a key that `needed_by` requires.
     pub fn need_choice<T: Copy>(
         &self,
         key: &'static str,
@@ -59,14 +59,14 @@ impl Meta {
         value.as_bool().map(Some).ok_or_else(|| wrong(key, value, "true or false"))
     }
 
-    /// A number that `needed_by` cannot do without. Whether the rule can use it is for the kernels to say.
+    /// A number that `needed_by` requires. The kernels check its range.
     pub fn need_number(&self, key: &'static str, needed_by: &str) -> Result<f64, ScanError> {
         let expected = "a number, at least 0";
         let Some(value) = self.get(key) else { return Err(missing(key, needed_by, expected)) };
         value.as_f64().ok_or_else(|| wrong(key, value, expected))
     }
 
-    /// Refuses a size that is not what the tensors say. Absent keys agree.
+    /// Refuses a size that differs from that of the tensors. The key may be absent.
     pub fn agree(&self, key: &'static str, size: usize, fact: &str) -> Result<(), ScanError> {
         match self.count(key)? {
             Some(given) if given != size as u64 => {
@@ -77,7 +77,7 @@ impl Meta {
         }
     }
 
-    /// As [`Meta::agree`], for flags.
+    /// The same as [`Meta::agree`] for flags.
     pub fn agree_flag(&self, key: &'static str, actual: bool, fact: &str) -> Result<(), ScanError> {
         match self.flag(key)? {
             Some(given) if given != actual => {
@@ -104,7 +104,7 @@ pub(crate) fn wrong(key: &'static str, value: &Value, expected: impl Into<String
     ScanError::MetaValue { key, value: short(value), expected: expected.into() }
 }
 
-/// A value as JSON, cut so that a hostile file cannot fill the terminal.
+/// A value as JSON, shortened so that a hostile file cannot fill the terminal.
 fn short(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {

@@ -1,16 +1,16 @@
-//! The two arithmetics of a scan.
+//! The two number types of a scan.
 
 use falcon_kernels::Compiled;
 
 use crate::tensors::Data;
 
-/// A number a scan can compute with.
+/// A number type that a scan can compute in.
 pub(crate) trait Number: Compiled {
-    /// Its name in messages.
+    /// Its name in messages and reports.
     const NAME: &'static str;
-    /// What to do when it overflows.
+    /// What a user can do when it overflows.
     const ADVICE: &'static str;
-    /// Wraps results for output.
+    /// Results in this type.
     fn data(values: Vec<Self>) -> Data;
 }
 
@@ -30,7 +30,7 @@ impl Number for f64 {
     }
 }
 
-/// The value of an IEEE half-precision number, exactly.
+/// The exact value of an IEEE half-precision number.
 pub(crate) fn half_to_f32(bits: u16) -> f32 {
     let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
     let (exponent, fraction) = (i32::from(bits >> 10 & 0x1f), f32::from(bits & 0x3ff));

@@ -10,7 +10,7 @@ use crate::number::Number;
 use crate::plan::Plan;
 use crate::tensors::Tensors;
 
-/// The tensors of a call, read.
+/// The tensors of the inputs.
 struct Tokens<F> {
     q: Vec<F>,
     k: Vec<F>,
@@ -74,30 +74,30 @@ fn put_grads<F: Number>(
     let decay = if plan.decay_is_per_head() { sum_over_tokens(&grads.decay, heads) } else { grads.decay };
     let (s, z) = split_memory(rule, dim_v, &grads.state.memory);
     for (name, values) in [
-        ("in.q", grads.q),
-        ("in.k", grads.k),
-        ("in.v", grads.v),
+        (Some("in.q"), grads.q),
+        (Some("in.k"), grads.k),
+        (Some("in.v"), grads.v),
         (plan.variant.gain, grads.gain),
         (plan.variant.decay, decay),
-        ("in.k_last", grads.state.last_key),
-        ("in.tail_x", tail(&grads.state.tail_x, rule, plan.tail, sequences)),
-        ("in.tail_v", tail(&grads.state.tail_v, rule, plan.tail, sequences)),
-        ("in.S0", s),
-        ("in.z0", z),
+        (Some("in.k_last"), grads.state.last_key),
+        (Some("in.tail_x"), tail(&grads.state.tail_x, rule, plan.tail, sequences)),
+        (Some("in.tail_v"), tail(&grads.state.tail_v, rule, plan.tail, sequences)),
+        (Some("in.S0"), s),
+        (Some("in.z0"), z),
     ] {
-        if let Some(shape) = case.shape(name) {
+        if let Some((name, shape)) = name.and_then(|name| Some((name, case.shape(name)?))) {
             found.put(grad_name(name), shape.to_vec(), values)?;
         }
     }
     Ok(())
 }
 
-/// `grad.X` for `in.X`.
+/// The name `grad.X` for `in.X`.
 pub(crate) fn grad_name(input: &str) -> String {
     format!("grad.{}", input.trim_start_matches("in."))
 }
 
-/// `[tokens, heads]` to `[heads]`.
+/// Sums a gradient `[tokens, heads]` over tokens.
 fn sum_over_tokens<F: Number>(grad: &[F], heads: usize) -> Vec<F> {
     let mut sums = vec![F::zero(); heads];
     for row in grad.chunks_exact(heads) {
@@ -115,8 +115,8 @@ impl<F: Number> Tokens<F> {
             q: read("in.q")?.unwrap_or_default(),
             k: read("in.k")?.unwrap_or_default(),
             v: read("in.v")?.unwrap_or_default(),
-            gain: read(plan.variant.gain)?,
-            decay: read(plan.variant.decay)?,
+            gain: plan.variant.gain.map_or(Ok(None), read)?,
+            decay: plan.variant.decay.map_or(Ok(None), read)?,
         })
     }
 
@@ -140,7 +140,7 @@ impl<F: Number> Tokens<F> {
     }
 }
 
-/// The incoming state: what the file has of it, 0 for the rest.
+/// The incoming state. Parts that the file does not have are 0.
 fn read_state<F: Number>(case: &Case<'_>, plan: &Plan, rule: &Rule, sizes: &Sizes) -> Result<State<F>, ScanError> {
     let mut state = State::fresh(rule, sizes);
     let (s, z) = (case.read("in.S0")?, case.read("in.z0")?);
@@ -163,7 +163,7 @@ fn read_state<F: Number>(case: &Case<'_>, plan: &Plan, rule: &Rule, sizes: &Size
     Ok(state)
 }
 
-/// The first `tail` slots of each sequence's tail, `[sequences, tail, …]`.
+/// The first `tail` slots of the tail of each sequence, `[sequences, tail, …]`.
 fn tail<F: Number>(slots: &[F], rule: &Rule, tail: usize, sequences: usize) -> Vec<F> {
     if tail == 0 || sequences == 0 {
         return Vec::new();
@@ -173,7 +173,7 @@ fn tail<F: Number>(slots: &[F], rule: &Rule, tail: usize, sequences: usize) -> V
     slots.chunks_exact(sequence).flat_map(|slots| &slots[..tail * slot]).copied().collect()
 }
 
-/// Puts `S` and `z` together: a normalised memory has `z` as its last column.
+/// Fills a memory from `S` and `z`; a normalised memory has `z` as its last column.
 fn fill_memory<F: Number>(memory: &mut [F], rule: &Rule, dim_v: usize, s: Option<Vec<F>>, z: Option<Vec<F>>) {
     let columns = rule.state_columns(dim_v);
     if let Some(s) = s {
@@ -188,7 +188,7 @@ fn fill_memory<F: Number>(memory: &mut [F], rule: &Rule, dim_v: usize, s: Option
     }
 }
 
-/// Takes `S` and `z` apart again; `z` is empty without a normaliser.
+/// Splits a memory into `S` and `z`; `z` is empty without a normaliser.
 fn split_memory<F: Number>(rule: &Rule, dim_v: usize, memory: &[F]) -> (Vec<F>, Vec<F>) {
     let rows = memory.chunks_exact(rule.state_columns(dim_v));
     let s = rows.clone().flat_map(|row| &row[..dim_v]).copied().collect();
@@ -206,7 +206,7 @@ fn put_memory<F: Number>(found: &mut Tensors, plan: &Plan, rule: &Rule, memory: 
     Ok(())
 }
 
-/// The last keys, if there are any yet, and the tails.
+/// Adds the last keys, if any sequence has one, and the tails.
 fn put_continuation<F: Number>(found: &mut Tensors, plan: &Plan, after: &State<F>) -> Result<(), ScanError> {
     let Sizes { heads, key_heads, dim_k, dim_v, sequences, .. } = plan.sizes;
     if after.started.contains(&true) {
@@ -232,12 +232,13 @@ fn put_continuation<F: Number>(found: &mut Tensors, plan: &Plan, after: &State<F
     Ok(())
 }
 
-/// An error of the kernels in the words of the file: its tensors, their axes, and the keys of `meta`.
+/// Describes an error of the kernels by the names of the file: its tensors, their axes, and the keys of `meta`.
 fn translate(error: Error, case: &Case<'_>, plan: &Plan) -> ScanError {
     match error {
         Error::Range { tensor, index, value, meaning, high, .. } => {
             let name = if tensor == "gain" { plan.variant.gain } else { plan.variant.decay };
-            // The kernels have tokens, heads and columns; the file may have fewer axes, one decay per head above all.
+            let name = name.unwrap_or(tensor);
+            // The kernels index tokens, heads and columns. The tensor of the file may have no columns, or only heads.
             let index = match case.shape(name).map_or(0, <[usize]>::len) {
                 1 => vec![index[1]],
                 axes => index[..axes.min(index.len())].to_vec(),

@@ -1,4 +1,4 @@
-//! Results: named tensors.
+//! The results of a scan, as named tensors.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -16,11 +16,11 @@ pub enum Data {
     F32(Vec<f32>),
     /// Computed in `f64`.
     F64(Vec<f64>),
-    /// Counts.
+    /// Whole numbers.
     I64(Vec<i64>),
 }
 
-/// A result, row-major.
+/// A result, in row-major order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     /// Sizes of its axes.

@@ -251,3 +251,16 @@ fn the_estimate_knows_the_stretch_of_a_form() {
     let error = falcon_scan::run(&file.bytes(), &options(Form::Masked)).unwrap_err().to_string();
     assert!(error.contains("--max-memory"), "{error}");
 }
+
+/// Tensors that are neither `in.` nor `up.` are ignored, whatever their names.
+#[test]
+fn other_tensors_are_ignored() {
+    let options = Options { grad: true, ..Options::default() };
+    let plain = File::golden("base_linattn_same_p0");
+    let mut more = plain.clone();
+    for name in ["", "out.o", "note"] {
+        more.set(name, &[1], &[f64::NAN]);
+    }
+    let [plain, more] = [plain, more].map(|file| falcon_scan::run(&file.bytes(), &options).unwrap().tensors);
+    assert_eq!(more, plain);
+}
