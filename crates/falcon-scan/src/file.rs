@@ -9,6 +9,7 @@ use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use crate::error::ScanError;
 use crate::meta::Meta;
 use crate::number::{Number, half_to_f32};
+use crate::tensors::index_of;
 
 /// A parsed file: its `meta` and its tensors, whose bytes are borrowed.
 pub struct Case<'a> {
@@ -99,22 +100,6 @@ fn convert<const N: usize, T>(bytes: &[u8], from: impl Fn([u8; N]) -> T) -> Vec<
     bytes.as_chunks::<N>().0.iter().map(|chunk| from(*chunk)).collect()
 }
 
-/// The index along each axis of element `at` of a row-major tensor.
-pub(crate) fn index_of(at: usize, shape: &[usize]) -> Vec<usize> {
-    let mut rest = at;
-    let mut index: Vec<usize> = shape
-        .iter()
-        .rev()
-        .map(|&size| {
-            let here = rest % size.max(1);
-            rest /= size.max(1);
-            here
-        })
-        .collect();
-    index.reverse();
-    index
-}
-
 /// Refuses a header that names a tensor twice. JSON allows that, and parsers silently keep the last.
 fn refuse_duplicates(header: &[u8]) -> Result<(), ScanError> {
     let mut found = None;
@@ -154,13 +139,6 @@ impl<'de> Visitor<'de> for Keys<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn indices_are_row_major() {
-        assert_eq!(index_of(0, &[2, 3]), [0, 0]);
-        assert_eq!(index_of(5, &[2, 3]), [1, 2]);
-        assert_eq!(index_of(17, &[3, 1, 6]), [2, 0, 5]);
-    }
 
     #[test]
     fn duplicates_are_refused() {

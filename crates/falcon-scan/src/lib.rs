@@ -18,7 +18,8 @@ use serde::Serialize;
 
 pub use error::ScanError;
 pub use file::Case;
-pub use tensors::{Data, Tensor, Tensors};
+pub use number::Data;
+pub use tensors::{Tensor, Tensors};
 pub use variant::names as variants;
 
 use number::Number;

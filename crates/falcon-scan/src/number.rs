@@ -2,7 +2,16 @@
 
 use falcon_kernels::Compiled;
 
-use crate::tensors::Data;
+/// The numbers of a result.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Data {
+    /// Computed in `f32`.
+    F32(Vec<f32>),
+    /// Computed in `f64`.
+    F64(Vec<f64>),
+    /// Whole numbers.
+    I64(Vec<i64>),
+}
 
 /// A number type that a scan can compute in.
 pub(crate) trait Number: Compiled {

@@ -72,7 +72,7 @@ fn check_range<F: Number>(
     let Some(at) = values.iter().position(|x| !good(*x)) else { return Ok(()) };
     Err(ScanError::Range {
         tensor: name.into(),
-        index: crate::file::index_of(at, shape),
+        index: crate::tensors::index_of(at, shape),
         value: values[at].wide(),
         meaning: meaning.into(),
         allowed: allowed.into(),

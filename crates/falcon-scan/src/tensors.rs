@@ -6,19 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use safetensors::{Dtype, SafeTensorError, View};
 
 use crate::error::ScanError;
-use crate::file::index_of;
-use crate::number::Number;
-
-/// The numbers of a result.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Data {
-    /// Computed in `f32`.
-    F32(Vec<f32>),
-    /// Computed in `f64`.
-    F64(Vec<f64>),
-    /// Whole numbers.
-    I64(Vec<i64>),
-}
+use crate::number::{Data, Number};
 
 /// A result, in row-major order.
 #[derive(Clone, Debug, PartialEq)]
@@ -106,5 +94,33 @@ impl View for &Tensor {
             Data::F64(values) => size_of_val(&values[..]),
             Data::I64(values) => size_of_val(&values[..]),
         }
+    }
+}
+
+/// The index along each axis of element `at` of a row-major tensor.
+pub(crate) fn index_of(at: usize, shape: &[usize]) -> Vec<usize> {
+    let mut rest = at;
+    let mut index: Vec<usize> = shape
+        .iter()
+        .rev()
+        .map(|&size| {
+            let here = rest % size.max(1);
+            rest /= size.max(1);
+            here
+        })
+        .collect();
+    index.reverse();
+    index
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indices_are_row_major() {
+        assert_eq!(index_of(0, &[2, 3]), [0, 0]);
+        assert_eq!(index_of(5, &[2, 3]), [1, 2]);
+        assert_eq!(index_of(17, &[3, 1, 6]), [2, 0, 5]);
     }
 }
