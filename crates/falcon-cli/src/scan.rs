@@ -28,7 +28,7 @@ pub enum ScanFileError {
         /// The input file.
         path: PathBuf,
         /// Why.
-        source: ScanError,
+        source: Box<ScanError>,
     },
     /// Threads could not be started.
     #[error(transparent)]
@@ -65,7 +65,7 @@ pub fn run(
     threads: Option<usize>,
 ) -> Result<Report, ScanFileError> {
     let failed = |source| ScanFileError::Write { path: output.into(), source };
-    let refused = |source| ScanFileError::Scan { path: input.into(), source };
+    let refused = |source| ScanFileError::Scan { path: input.into(), source: Box::new(source) };
     output::check(output).map_err(failed)?;
     let bytes = std::fs::read(input).map_err(|source| ScanFileError::Read { path: input.into(), source })?;
     let pool = threads.map(threads::pool).transpose()?;
