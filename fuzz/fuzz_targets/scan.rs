@@ -41,8 +41,8 @@ fn options(choice: u8) -> Options {
     }
 }
 
-/// Forms differ by rounding only. Where the recurrence itself amplifies rounding errors, its results are large, and they are
-/// not compared.
+/// Forms differ by rounding only. Where the recurrence itself amplifies rounding errors, its results are large, and
+/// they are not compared.
 fn compare(found: &Tensors, expected: &Tensors) {
     let largest =
         expected.iter().flat_map(|(_, tensor)| tensor.to_f64()).fold(1.0, |most: f64, x| most.max(x.abs()));

@@ -395,8 +395,8 @@ fn wide_heads_and_long_chunks() {
     }
 }
 
-/// Gains and ridges at the ends of their ranges, zero keys, and ε = 0: everything stays finite, and the forms agree. A zero
-/// key writes nothing.
+/// Gains and ridges at the ends of their ranges, zero keys, and ε = 0: everything stays finite, and the forms agree. A
+/// zero key writes nothing.
 #[test]
 fn ends_of_the_ranges() {
     for (name, rule) in Rule::ALL {
