@@ -47,7 +47,7 @@
 //! |---|---|---|
 //! | [`Rule::FALCON_1`] | `S ← γS + η x (v − Sᵀx)ᵀ` | `‖x‖²` |
 //! | [`Rule::FALCON_2`] | the same with `η`, `γ` for every column of `v` | `‖x‖²` |
-//! | [`Rule::FALCON_3`] | `S ← γS + (η/B) Σ x_j (v_j − Sᵀx_j)ᵀ` over the last `B` pairs | `λ_max` of their mean `x xᵀ` |
+//! | [`Rule::FALCON_3`] | `S ← γS + (η/B) Σ x_j (v_j − Sᵀx_j)ᵀ` over the last `B` pairs | `λ_max` of the mean `x xᵀ` |
 //! | [`Rule::FALCON_1A`] | `S ← γS + η x vᵀ` | `‖x‖²` |
 //! | [`Rule::FALCON_2A`] | the same with `η`, `γ` for every column of `v` | `‖x‖²` |
 //! | [`Rule::FALCON_3A`] | `S ← γS + (η/B) Σ x_j v_jᵀ` over the last `B` pairs | mean `‖x_j‖²` |
