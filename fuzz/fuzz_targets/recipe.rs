@@ -1,18 +1,18 @@
-//! Files built from fuzzer bytes: mostly valid ones, with a few things wrong.
+//! Files made from the bytes of the fuzzer: most of them valid, some with a few errors.
 
 use std::collections::BTreeMap;
 
-use falcon_cli::scan::variants;
+use falcon_scan::variants;
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Map, Value, json};
 
-/// A file to be.
+/// The contents of a file that is to be made.
 pub struct Recipe {
     meta: Map<String, Value>,
     tensors: BTreeMap<String, Tensor>,
-    /// Whether all numbers are moderate, so that forms must agree closely.
+    /// Whether all numbers are moderate, so that the forms must agree closely.
     pub comparable: bool,
 }
 
@@ -28,7 +28,7 @@ impl Tensor {
     }
 }
 
-/// What a number stands for.
+/// The range of a random number.
 #[derive(Clone, Copy, PartialEq)]
 enum Range {
     Signed,
@@ -37,7 +37,7 @@ enum Range {
 }
 
 impl Recipe {
-    /// Reads choices from `data` until it runs out; then all further choices are 0.
+    /// Reads choices from `data`. When it runs out, all further choices are 0.
     pub fn read(data: &[u8]) -> Result<Self> {
         let bytes = &mut Unstructured::new(data);
         let variants: Vec<&str> = variants().collect();
@@ -71,7 +71,7 @@ impl Recipe {
             recipe.meta.insert("detach".into(), bytes.arbitrary::<bool>()?.into());
         }
 
-        // Sequences, cut anywhere.
+        // Sequences that are cut at arbitrary tokens.
         let sequences = if bytes.ratio(1, 3)? { Some(bytes.int_in_range(1..=3)?) } else { None };
         if let Some(sequences) = sequences {
             let mut cuts = vec![0, tokens as i64];
@@ -104,7 +104,7 @@ impl Recipe {
             "normalized_linear_attention" => {
                 recipe.maybe(bytes, "in.z0", state(&[heads, dx]))?;
                 recipe.maybe(bytes, "up.z", state(&[heads, dx]))?;
-                // A denominator near 0 magnifies rounding.
+                // A denominator near 0 amplifies rounding errors.
                 recipe.comparable = false;
             }
             "rls" => recipe.maybe(bytes, "up.P", state(&[heads, dx, dx]))?,
@@ -117,7 +117,7 @@ impl Recipe {
             }
             let window = bytes.int_in_range(1..=6)?;
             let slides = matches!(variant, "falcon3" | "falcon3a");
-            // Now and then a rule that keeps none has one: it must be refused.
+            // Sometimes a rule without a window gets a tail, which must be refused.
             let has_tail = (continued || same) && (slides || bytes.ratio(1, 8)?);
             let tail = if has_tail { bytes.int_in_range(0..=window - 1)? } else { 0 };
             if slides {
@@ -198,7 +198,7 @@ impl Recipe {
                 Dtype::F64 => data.extend(number.to_le_bytes()),
                 Dtype::F32 => data.extend((number as f32).to_le_bytes()),
                 Dtype::BF16 => data.extend(&(number as f32).to_le_bytes()[2..]),
-                // Any bits will do for a half; most are moderate.
+                // These bits are a half-precision number of moderate size in most cases.
                 _ => data.extend(((number.abs() * 4096.0) as u16).to_le_bytes()),
             }
         }
@@ -206,7 +206,7 @@ impl Recipe {
         Ok(())
     }
 
-    /// One byte a number: moderate, except for a few at the end.
+    /// A number from one byte: moderate, except for the extremes of the last few bytes.
     fn number(&mut self, bytes: &mut Unstructured<'_>, range: Range) -> Result<f64> {
         let byte: u8 = bytes.arbitrary()?;
         let extremes = [1e-300, 1e-40, 1e-8, 1e8, 1e30, 1e200, f64::INFINITY, f64::NAN];
@@ -222,7 +222,7 @@ impl Recipe {
         })
     }
 
-    /// In some recipes something is wrong.
+    /// Makes some recipes wrong.
     fn spoil(&mut self, bytes: &mut Unstructured<'_>) -> Result<()> {
         if !bytes.ratio(1, 8)? || self.tensors.is_empty() {
             return Ok(());
@@ -251,7 +251,7 @@ impl Recipe {
                 }
             }
             _ => {
-                // No numbers at all, and an axis of any size.
+                // No numbers at all, but an axis of arbitrary size.
                 if let Some(tensor) = self.tensors.get_mut(&name) {
                     let axis = bytes.int_in_range(0..=tensor.shape.len().saturating_sub(1))?;
                     tensor.bytes.clear();
@@ -265,7 +265,7 @@ impl Recipe {
         Ok(())
     }
 
-    /// The file.
+    /// The bytes of the file.
     pub fn bytes(&self) -> Vec<u8> {
         let info = [("meta".to_string(), Value::Object(self.meta.clone()).to_string())].into_iter().collect();
         let views = self.tensors.iter().map(|(name, tensor)| (name, tensor.view()));

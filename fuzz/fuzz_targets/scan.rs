@@ -1,11 +1,11 @@
-//! Arbitrary bytes, and arbitrary but plausible files, through `falcon scan`.
+//! Runs arbitrary bytes, and arbitrary but plausible files, through `falcon-scan`.
 
 #![no_main]
 
 mod recipe;
 
-use falcon_cli::scan::{self, Dtype, Options, Tensors};
 use falcon_kernels::Form;
+use falcon_scan::{Dtype, Options, Tensors};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -13,20 +13,20 @@ fuzz_target!(|data: &[u8]| {
     let options = options(choice);
     // A safetensors file has its JSON header after 8 bytes of length.
     if data.get(8) == Some(&b'{') {
-        let _ = scan::run(data, &options);
+        let _ = falcon_scan::run(data, &options);
         return;
     }
     let Ok(recipe) = recipe::Recipe::read(data) else { return };
     let file = recipe.bytes();
-    let Ok(found) = scan::run(&file, &options) else { return };
+    let Ok(found) = falcon_scan::run(&file, &options) else { return };
     if recipe.comparable && options.dtype == Dtype::F64 {
         let reference = Options { form: Form::Recurrent, ..options };
-        let expected = scan::run(&file, &reference).expect("what one form accepts, all do");
+        let expected = falcon_scan::run(&file, &reference).expect("all forms accept the same files");
         compare(&found.tensors, &expected.tensors);
     }
 });
 
-/// Everything an option can be, from one byte.
+/// All combinations of options, from one byte.
 fn options(choice: u8) -> Options {
     let chunk = [1, 2, 3, 5, 16, 64][usize::from(choice >> 4) % 6];
     Options {
@@ -37,12 +37,12 @@ fn options(choice: u8) -> Options {
             1 => Form::Masked,
             _ => Form::Chunked { chunk },
         },
-        threads: None,
         max_memory: 256 << 20,
     }
 }
 
-/// Forms differ by rounding only, unless the recurrence itself magnifies rounding: then its results are large.
+/// Forms differ by rounding only. Where the recurrence itself amplifies rounding errors, its results are large, and
+/// they are not compared.
 fn compare(found: &Tensors, expected: &Tensors) {
     let largest =
         expected.iter().flat_map(|(_, tensor)| tensor.to_f64()).fold(1.0, |most: f64, x| most.max(x.abs()));

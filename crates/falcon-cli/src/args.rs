@@ -7,6 +7,7 @@ use clap_complete::Shell;
 use falcon_kernels::Form;
 use falcon_lm::data::Detokenizer;
 use falcon_lm::evaluate::ExamText;
+use falcon_scan::{Dtype, Options};
 
 use crate::bench::BenchArgs;
 use crate::eval::EvalArgs;
@@ -14,7 +15,6 @@ use crate::export::ExportArgs;
 use crate::generate::GenerateArgs;
 use crate::report::ReportArgs;
 use crate::reproduce::ReproduceArgs;
-use crate::scan::{Dtype, Options};
 use crate::tokenizer::TokenizerArgs;
 use crate::train::TrainArgs;
 
@@ -173,7 +173,6 @@ impl From<&ScanArgs> for Options {
                 DtypeArg::F64 => Dtype::F64,
             },
             grad: args.grad,
-            threads: args.threads.map(usize::from),
             max_memory: u64::from(args.max_memory) << 30,
         }
     }

@@ -7,9 +7,10 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 use falcon_cli::args::{Cli, Command, ScanArgs};
 use falcon_cli::progress::with_spinner;
-use falcon_cli::scan::{self, Options, Report, ScanError};
+use falcon_cli::scan::{self, Report, ScanFileError};
 use falcon_cli::{bench, eval, export, generate, interrupt, memory, report, reproduce, tokenizer, train};
 use falcon_lm::train::Outcome;
+use falcon_scan::Options;
 
 /// Bad input or an output that cannot be written; clap uses the same for bad arguments.
 const FAILURE: u8 = 2;
@@ -28,11 +29,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => code(bench::run(&args).map(|()| Outcome::Finished)),
         Command::Scan(args) => match scan(&args) {
             Ok(report) => print(&args, &report),
-            Err(error) => {
-                let input =
-                    if error.names_a_path() { String::new() } else { format!("{}: ", args.input.display()) };
-                fail(format_args!("{input}{error}"))
-            }
+            Err(error) => fail(error),
         },
         Command::Completions(args) => {
             let mut script = Vec::new();
@@ -65,10 +62,11 @@ fn fail(error: impl Display) -> ExitCode {
     ExitCode::from(FAILURE)
 }
 
-fn scan(args: &ScanArgs) -> Result<Report, ScanError> {
+fn scan(args: &ScanArgs) -> Result<Report, ScanFileError> {
     let options = Options::from(args);
     let message = format!("scanning {}", args.input.display());
-    with_spinner(&message, || scan::run_file(&args.input, &args.output, &options))
+    let threads = args.threads.map(usize::from);
+    with_spinner(&message, || scan::run(&args.input, &args.output, &options, threads))
 }
 
 fn print(args: &ScanArgs, report: &Report) -> ExitCode {

@@ -1,240 +1,82 @@
-//! The forward call: a rule in a form over a batch of sequences.
+//! A call: a rule, a form and inputs that fit each other. Everything that can be checked is checked here, once.
 
-use std::slice::ChunksExactMut;
-
-use rayon::prelude::*;
-
-use crate::coefficients::{Coefficients, Purpose};
+use crate::Real;
 use crate::error::Error;
 use crate::form::Form;
-use crate::head::{Head, advance};
 use crate::inputs::{Inputs, Sizes};
 use crate::rule::Rule;
-use crate::scratch::Scratch;
-use crate::segment::Segment;
-use crate::shared::{HeadRows, SharedHeads};
-use crate::state::{State, row};
-use crate::{Real, normaliser};
+use crate::state::State;
 
-/// Runs `rule` over `inputs`, from `state` to the state after the last token.
+/// A rule, a form and inputs that fit each other, ready to run.
 ///
-/// `out` is `[tokens, heads, dim_v]`, row-major. Sequences and heads run in parallel on the current `rayon` pool;
-/// the number of threads does not change the result.
-pub fn forward<F: Real>(
-    rule: &Rule,
-    form: Form,
-    inputs: &Inputs<'_, F>,
-    state: &mut State<F>,
-    out: &mut [F],
-) -> Result<(), Error> {
-    let sizes = check(rule, form, inputs, state)?;
-    check_out("out", out, &sizes)?;
-    F::forward(rule, form, inputs, &sizes, state, out, &mut []);
-    Ok(())
+/// [`Call::new`] checks them; the methods only compare the lengths of the arrays they are given.
+///
+/// ```
+/// use falcon_kernels::{Call, Form, Inputs, Rule, View};
+///
+/// let (q, k, v) = ([1.0, 2.0], [1.0, 0.5], [3.0, 4.0]);
+/// let view = |data| View::new(data, [2, 1, 1]);
+/// let inputs = Inputs { q: view(&q)?, k: view(&k)?, v: view(&v)?, gain: None, decay: None, offsets: &[0, 2] };
+/// let call = Call::new(&Rule::LINEAR_ATTENTION, Form::CHUNKED, inputs)?;
+/// let (mut state, mut out) = (call.fresh_state(), [0.0; 2]);
+/// let tape = call.record(&mut state, &mut out)?;
+/// assert_eq!(out, [3.0, 10.0]);
+/// // The gradients of the sum of the outputs. The loss does not depend on the outgoing state.
+/// let grads = tape.backward(&call, &[1.0, 1.0], None)?;
+/// assert_eq!(grads.q, [3.0, 5.0]);
+/// assert_eq!(grads.v, [3.0, 1.0]);
+/// # Ok::<(), falcon_kernels::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a, F> {
+    pub(crate) rule: Rule,
+    pub(crate) form: Form,
+    pub(crate) inputs: Inputs<'a, F>,
+    pub(crate) sizes: Sizes,
 }
 
-/// [`forward`] without the checks. `saved` gets the memory before each segment, head after head, unless it is empty.
-pub(crate) fn forward_checked<F: Real>(
-    rule: &Rule,
-    form: Form,
-    inputs: &Inputs<'_, F>,
-    sizes: &Sizes,
-    state: &mut State<F>,
-    out: &mut [F],
-    saved: &mut [F],
-) {
-    let blocks = if saved.is_empty() { value_blocks(rule, form, sizes) } else { 1 };
-    let out = SharedHeads::new(out, inputs.offsets, sizes.heads * blocks, sizes.dim_v / blocks);
-    let size = sizes.dim_k * rule.state_columns(sizes.dim_v);
-    let mut memories = std::mem::take(&mut state.memory);
-    let mut parts = if blocks > 1 { columns_apart(&memories, size, sizes.dim_v, blocks) } else { Vec::new() };
-    let target = if blocks > 1 { &mut parts } else { &mut memories };
-    // Each head, or block of its columns, with its memory and its part of what is saved.
-    let mut rest = saved;
-    let mut runs: Vec<_> = heads(rule, inputs, state, *sizes)
-        .into_iter()
-        .flat_map(|head| (0..blocks).map(move |block| (head.block(block, blocks), head.head * blocks + block)))
-        .zip(target.chunks_exact_mut(size / blocks))
-        .map(|((head, rows), memory)| {
-            let length = form.segments(rule, head.tokens().len()).len() * size;
-            let length = if rest.is_empty() { 0 } else { length };
-            let (saved, after) = std::mem::take(&mut rest).split_at_mut(length);
-            rest = after;
-            let out = out.claim(head.sequence, rows);
-            Run { head, memory, saved: saved.chunks_exact_mut(size), out }
-        })
-        .collect();
-    // Only heads of one sequence share a task.
-    let share = heads_per_task(sizes.sequences, sizes.heads * blocks);
-    runs.chunks_mut(sizes.heads * blocks)
-        .flat_map(|sequence| sequence.chunks_mut(share))
-        .collect::<Vec<_>>()
-        .into_par_iter()
-        .for_each(|runs| run(form, runs));
-    drop(runs);
-    if blocks > 1 {
-        columns_together(&parts, &mut memories, size, sizes.dim_v, blocks);
+impl<'a, F: Real> Call<'a, F> {
+    /// Checks that the rule is possible, that all shapes fit each other, that the offsets cut the tokens into
+    /// sequences, that gains and decays are in the range the rule needs, and that the form can run sequences of these
+    /// lengths.
+    ///
+    /// This reads every gain and decay, but not `q`, `k` and `v`; see [`Inputs::check_finite`] for those.
+    pub fn new(rule: &Rule, form: Form, inputs: Inputs<'a, F>) -> Result<Self, Error> {
+        rule.validate()?;
+        let sizes = inputs.check(rule)?;
+        let longest = inputs.offsets.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
+        form.check(rule, longest)?;
+        Ok(Self { rule: *rule, form, inputs, sizes })
     }
-    state.memory = memories;
-    advance(rule, inputs, sizes, state);
-}
 
-/// Into how many blocks of columns the values of a head are cut. Columns of a memory do not touch each other, so threads that have no head to
-/// themselves can share one; what the columns have in common is then worked out once for each block, which costs idle threads only. A
-/// column's numbers are the same in any block.
-fn value_blocks(rule: &Rule, form: Form, sizes: &Sizes) -> usize {
-    // Narrower products would be slower.
-    const NARROWEST: usize = 32;
-    // Longer sums are cut by the matrix library, and where depends on the width of the product: bits would depend on the threads.
-    const DEEPEST: usize = 512;
-    let stretch = form.stretch(rule).unwrap_or(sizes.tokens);
-    if sizes.dim_k.max(stretch.saturating_add(rule.window)) > DEEPEST {
-        return 1;
+    /// The sizes of the inputs.
+    pub fn sizes(&self) -> Sizes {
+        self.sizes
     }
-    let threads = rayon::current_num_threads() / (sizes.sequences * sizes.heads).max(1);
-    let most = threads.min(sizes.dim_v / NARROWEST);
-    // A normaliser is a column that all the others are divided by.
-    let most = if rule.normaliser.is_some() { 1 } else { most };
-    (2..=most).rev().find(|blocks| sizes.dim_v.is_multiple_of(*blocks)).unwrap_or(1)
-}
 
-/// Memories `[dim_k, columns]` as `[blocks, dim_k, columns / blocks]`.
-fn columns_apart<F: Real>(memories: &[F], size: usize, columns: usize, blocks: usize) -> Vec<F> {
-    let mut parts = Vec::with_capacity(memories.len());
-    for memory in memories.chunks_exact(size) {
-        for block in 0..blocks {
-            for line in memory.chunks_exact(columns) {
-                parts.extend_from_slice(&line[row(block, columns / blocks)]);
-            }
-        }
+    /// A state before any token, in the sizes of this call.
+    pub fn fresh_state(&self) -> State<F> {
+        State::fresh(&self.rule, &self.sizes)
     }
-    parts
-}
 
-/// Undoes [`columns_apart`].
-fn columns_together<F: Real>(parts: &[F], memories: &mut [F], size: usize, columns: usize, blocks: usize) {
-    let width = columns / blocks;
-    let mut parts = parts.chunks_exact(width);
-    for memory in memories.chunks_exact_mut(size) {
-        for block in 0..blocks {
-            for (line, part) in memory.chunks_exact_mut(columns).zip(&mut parts) {
-                line[row(block, width)].copy_from_slice(part);
-            }
-        }
+    /// Checks an incoming state and the array `[tokens, heads, dim_v]` of the outputs or of their gradient.
+    pub(crate) fn check(&self, state: &State<F>, tensor: &'static str, out: &[F]) -> Result<(), Error> {
+        state.check(&self.rule, &self.sizes)?;
+        check_len(tensor, out.len(), self.sizes.tokens * self.sizes.heads * self.sizes.dim_v)
+    }
+
+    /// Numbers in the memory of one head.
+    pub(crate) fn memory_len(&self) -> usize {
+        self.sizes.dim_k * self.rule.state_columns(self.sizes.dim_v)
+    }
+
+    /// Into how many segments the form cuts a sequence.
+    pub(crate) fn segments(&self, sequence: usize) -> usize {
+        let tokens = self.inputs.offsets[sequence + 1] - self.inputs.offsets[sequence];
+        self.form.segments(&self.rule, tokens).len()
     }
 }
 
-/// How many heads of a sequence one task takes. Heads of a token lie side by side, so running them chunk by chunk together
-/// reads memory in order; but every thread wants work. Heads do not touch each other's numbers: this changes no result.
-pub(crate) fn heads_per_task(sequences: usize, heads: usize) -> usize {
-    let threads = rayon::current_num_threads();
-    // Twice as many tasks as threads, so that one that is late does not hold up the others.
-    let wanted = if threads == 1 { 1 } else { 2 * threads };
-    (sequences * heads).div_ceil(wanted).clamp(1, heads)
-}
-
-/// What the gains of a call came to; see [`coefficients`].
-#[derive(Clone, Debug, PartialEq)]
-pub struct Realised<F> {
-    /// Step size, in the shape of the gain: `[tokens, heads]`, or `[tokens, heads, dim_v]`.
-    pub eta: Vec<F>,
-    /// Carry, in the shape of the gain.
-    pub gamma: Vec<F>,
-    /// Ridge `[tokens, heads]`.
-    pub lambda: Vec<F>,
-    /// Energy of the window `[tokens, heads]`.
-    pub energy: Vec<F>,
-}
-
-/// The step sizes, carries, ridges and energies that [`forward`] would use: for looking at, and for statistics.
-pub fn coefficients<F: Real>(rule: &Rule, inputs: &Inputs<'_, F>, state: &State<F>) -> Result<Realised<F>, Error> {
-    let sizes = check(rule, Form::Recurrent, inputs, state)?;
-    let width = sizes.gain_width(rule);
-    let zeros = |width: usize| vec![F::zero(); sizes.tokens * sizes.heads * width];
-    let mut realised = Realised { eta: zeros(width), gamma: zeros(width), lambda: zeros(1), energy: zeros(1) };
-    let share = |data, width| SharedHeads::new(data, inputs.offsets, sizes.heads, width);
-    let shared = [
-        (share(&mut realised.eta, width), width),
-        (share(&mut realised.gamma, width), width),
-        (share(&mut realised.lambda, 1), 1),
-        (share(&mut realised.energy, 1), 1),
-    ];
-    for head in heads(rule, inputs, state, sizes) {
-        let (mut segment, mut found) = (Segment::new(rule, sizes.dim_k, sizes.dim_v), Coefficients::default());
-        let mut rows = shared.each_ref().map(|(shared, width)| (shared.claim(head.sequence, head.head), *width));
-        for steps in Form::Recurrent.segments(rule, head.tokens().len()) {
-            head.pack(steps.clone(), &mut segment, &mut found, Purpose::Show);
-            let found = [&found.eta, &segment.gamma, &found.lambda, &found.energy];
-            for ((rows, width), found) in rows.iter_mut().zip(found) {
-                for (step, found) in steps.clone().zip(found.chunks_exact(*width)) {
-                    rows.row(step).copy_from_slice(found);
-                }
-            }
-        }
-    }
-    drop(shared);
-    Ok(realised)
-}
-
-/// Everything a call can be refused for, before anything is computed.
-pub(crate) fn check<F: Real>(
-    rule: &Rule,
-    form: Form,
-    inputs: &Inputs<'_, F>,
-    state: &State<F>,
-) -> Result<Sizes, Error> {
-    let sizes = inputs.check(rule)?;
-    form.check(rule, inputs)?;
-    state.check(rule, &sizes)?;
-    Ok(sizes)
-}
-
-pub(crate) fn check_out<F>(tensor: &'static str, out: &[F], sizes: &Sizes) -> Result<(), Error> {
-    let needed = sizes.tokens * sizes.heads * sizes.dim_v;
-    if out.len() == needed { Ok(()) } else { Err(Error::Length { tensor, got: out.len(), needed }) }
-}
-
-/// Every head of every sequence, in the order of the memories.
-pub(crate) fn heads<'a, F: Real>(
-    rule: &'a Rule,
-    inputs: &'a Inputs<'a, F>,
-    state: &'a State<F>,
-    sizes: Sizes,
-) -> Vec<Head<'a, F>> {
-    (0..sizes.sequences)
-        .flat_map(|sequence| (0..sizes.heads).map(move |head| (sequence, head)))
-        .map(|(sequence, head)| Head { rule, inputs, state, sizes, sequence, head, values: 0..sizes.dim_v })
-        .collect()
-}
-
-/// One head on its way through a sequence.
-struct Run<'a, F> {
-    head: Head<'a, F>,
-    memory: &'a mut [F],
-    /// Where the memory before each segment goes; empty if it is not wanted.
-    saved: ChunksExactMut<'a, F>,
-    out: HeadRows<'a, F>,
-}
-
-/// Runs heads of one sequence from their incoming memories to their outgoing ones.
-fn run<F: Real>(form: Form, runs: &mut [Run<'_, F>]) {
-    let Head { rule, sizes: Sizes { dim_k, .. }, ref values, .. } = runs[0].head;
-    let (mut segment, mut coefficients) = (Segment::new(rule, dim_k, values.len()), Coefficients::default());
-    let (mut raw, mut scratch) = (Vec::new(), Scratch::default());
-    for steps in form.segments(rule, runs[0].head.tokens().len()) {
-        for Run { head, memory, saved, out } in &mut *runs {
-            head.pack(steps.clone(), &mut segment, &mut coefficients, Purpose::Forward);
-            raw.resize(steps.len() * segment.columns, F::zero());
-            if let Some(saved) = saved.next() {
-                saved.copy_from_slice(memory);
-            }
-            form.forward(&segment, memory, &mut raw, &mut scratch);
-            for (step, raw) in steps.clone().zip(raw.chunks_exact(segment.columns)) {
-                match rule.normaliser {
-                    None => out.row(step).copy_from_slice(raw),
-                    Some(n) => normaliser::divide(raw, F::of(n.eps), out.row(step)),
-                }
-            }
-        }
-    }
+pub(crate) fn check_len(tensor: &'static str, got: usize, needed: usize) -> Result<(), Error> {
+    if got == needed { Ok(()) } else { Err(Error::Length { tensor, got, needed }) }
 }

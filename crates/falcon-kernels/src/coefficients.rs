@@ -1,4 +1,4 @@
-//! Gains and ridges to step sizes and carries, and back.
+//! The coefficients of every step, from gains and decays, and the adjoint.
 //!
 //! ```text
 //! E = ‖x‖²                       window 1
@@ -9,7 +9,7 @@
 //! w = η                          e = w, or γ w (decayed regression), or 0 (inner product)
 //! ```
 //!
-//! A segment's `write` is `w / B` and its `erase` `e / B`, `B` the pairs in the window.
+//! The arrays `write` and `erase` of a segment are `w / B` and `e / B`, where `B` is the number of pairs in the window.
 
 use crate::Real;
 use crate::eigen::{LANES, Lanes, top_eigenpairs};
@@ -18,17 +18,17 @@ use crate::rule::{Decay, Gain, Objective, Rule};
 use crate::segment::{Segment, SegmentGrad};
 use crate::state::row;
 
-/// What coefficients are worked out for.
+/// What the coefficients are needed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Forward,
-    /// What the gradient needs, too.
+    /// Also compute what the gradient needs.
     Backward,
-    /// To be looked at: the energy, too, where the rule does not use it.
+    /// For inspection: also compute the energy where the rule does not use it.
     Show,
 }
 
-/// What the gains of a segment came to. `eta` and the segment's `gamma` are per step, or per step and column.
+/// The coefficients of a segment. `eta` and the `gamma` of the segment are per step, or per step and column.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Coefficients<F> {
     /// `β` or `η` as given, `[steps, width]`; empty for unit gains.
@@ -40,9 +40,9 @@ pub(crate) struct Coefficients<F> {
     pub energy: Vec<F>,
     /// `E + λ + ε`.
     denominator: Vec<F>,
-    /// Top eigenvector of each step's window, `[steps, window]`; only for windowed regression, for its gradient.
+    /// Leading eigenvector of the window of each step, `[steps, window]`; only for the gradient of windowed regression.
     top: Vec<f64>,
-    /// `‖x_r‖²` of every row, where the energy is a mean of them.
+    /// `‖x_r‖²` of every row, for rules whose energy is a mean of them.
     squares: Vec<f64>,
     /// `x_r · x_{r−m}` for `m < window`, `[rows, window]`; only for windowed regression.
     band: Vec<f64>,
@@ -72,7 +72,7 @@ impl<F: Real> Coefficients<F> {
         }
         for step in 0..steps {
             let pairs = segment.window(step).len();
-            // The boundary of a fresh sequence has no pair: η = 0 and γ = 1, whatever the ridge.
+            // The first token of a fresh sequence has no pair: η = 0 and γ = 1 for any ridge.
             if pairs == 0 {
                 continue;
             }
@@ -109,7 +109,7 @@ impl<F: Real> Coefficients<F> {
         match rule.gain {
             Gain::Unit => eta.fill(F::one()),
             Gain::Eta => eta.copy_from_slice(&self.gain[here.clone()]),
-            // A zero denominator means there is nothing to write; one too small to divide by is as good as zero.
+            // A zero denominator means a zero key, which writes nothing. One too small to divide by is treated as zero.
             Gain::Beta if vanishes(denominator) => {}
             Gain::Beta => {
                 for (eta, beta) in eta.iter_mut().zip(&self.gain[here.clone()]) {
@@ -120,7 +120,7 @@ impl<F: Real> Coefficients<F> {
         match (rule.decay, rule.gain) {
             (Decay::None, _) => return,
             (Decay::Gate, _) => return gamma.copy_from_slice(&self.decay[here]),
-            // 1 − βλ/(E + λ + ε) without the cancellation.
+            // 1 − βλ/(E + λ + ε), written without cancellation.
             (_, Gain::Beta) if !vanishes(denominator) => {
                 let rest = self.energy[step] + epsilon(rule);
                 for (gamma, beta) in gamma.iter_mut().zip(&self.gain[here]) {
@@ -157,11 +157,11 @@ impl<F: Real> Coefficients<F> {
         }
     }
 
-    /// The largest eigenvalue of every window's Gram matrix over its pairs, several windows at a time; with `gradient`, the
-    /// eigenvectors too.
+    /// The largest eigenvalue of the Gram matrix of every window, divided by its pairs, for several windows at a time.
+    /// With `gradient`, the eigenvectors too.
     #[inline(always)]
     fn curvatures(&mut self, segment: &Segment<F>, gradient: bool) {
-        // A window that reaches back further than there are rows has no more pairs than rows.
+        // A window that is longer than the segment has at most as many pairs as there are rows.
         let size = segment.window.min(segment.rows());
         fill(&mut self.band, segment.rows() * size, 0.0);
         for r in segment.first..segment.rows() {
@@ -172,7 +172,7 @@ impl<F: Real> Coefficients<F> {
         fill(&mut self.top, if gradient { segment.steps * size } else { 0 }, 0.0);
         fill(&mut self.vectors, if gradient { size * size } else { 0 }, [0.0; LANES]);
         for start in (0..segment.steps).step_by(LANES) {
-            // Windows that are not full are filled up with zeros, which changes no eigenvalue but adds 0 to them.
+            // Windows with fewer pairs are padded with zeros, which only adds zero eigenvalues.
             fill(&mut self.grams, size * size, [0.0; LANES]);
             let steps = start..(start + LANES).min(segment.steps);
             for (lane, step) in steps.clone().enumerate() {
@@ -201,11 +201,11 @@ impl<F: Real> Coefficients<F> {
         }
     }
 
-    /// Adjoint of [`Coefficients::forward`]: from the gradients of `write`, `erase` and `gamma` to those of the
-    /// gain and decay inputs (returned in `grad_gain`, `grad_decay`, like `gain` and `decay`) and of `x`.
+    /// Adjoint of [`Coefficients::forward`]: from the gradients of `write`, `erase` and `gamma` to those of the gains
+    /// and decays, which go to `grad_gain` and `grad_decay`, and of `x`.
     ///
     /// ```text
-    /// dη̂ = dη − λ dγ               (everything that reaches η; D = E + λ + ε)
+    /// dη̂ = dη − λ dγ               (the whole gradient of η; D = E + λ + ε)
     /// dβ = dη̂ / D                  dE = −η·dη̂ / D
     /// dλ = −(η·dη + (E + ε) η·dγ) / D    (D − λ = E + ε: no cancellation; · sums over columns)
     /// ```
@@ -246,7 +246,7 @@ impl<F: Real> Coefficients<F> {
                     grad_decay[here.clone()].copy_from_slice(grad_gamma);
                     grad_gamma.fill(F::zero());
                 }
-                // Where the clamp holds γ, it passes no gradient.
+                // A clamped γ passes no gradient.
                 (_, Some(least)) => {
                     for (grad, gamma) in grad_gamma.iter_mut().zip(gamma) {
                         *grad = if *gamma == least { F::zero() } else { *grad };
@@ -323,13 +323,13 @@ impl<F: Real> Coefficients<F> {
     }
 }
 
-/// As good as infinite, but four of them can be added: `E + λ + ε` must not overflow, or the carry would be `∞/∞`.
+/// The largest energy, ridge or ε. The sum `E + λ + ε` of three of them must not overflow, or the carry would be `∞/∞`.
 #[inline(always)]
 fn huge<F: Real>() -> F {
     F::max_value() / F::of(4.0)
 }
 
-/// `ε` of the step size, also where it is beyond the range of the number.
+/// `ε` of the step size, limited to the range of the number type.
 #[inline(always)]
 fn epsilon<F: Real>(rule: &Rule) -> F {
     F::of(rule.eps).min(huge())

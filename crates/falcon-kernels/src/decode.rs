@@ -1,23 +1,23 @@
-//! One token at a time, for streams: the memory is all there is, and it does not grow.
+//! Decoding: one token at a time, with a memory that does not grow.
 //!
-//! Next-latent alignment makes a step a single pass over the memory. The key that the next token will be paired with is
-//! the key of this one, so what the memory says of it can be asked while the memory is being written:
+//! With next-latent alignment a step is a single pass over the memory. The value of the next token will be paired with
+//! the key of this one, so the prediction for that key can be computed while the memory is written:
 //!
 //! ```text
-//! z_j = w v_j − e p_j          p_j known since the step before
+//! z_j = w v_j − e p_j          p_j from the step before
 //! S ← γ S + Σ_j x_j z_jᵀ       o = Sᵀq       p = Sᵀk        row by row, in one pass
-//! p_j ← γ p_j + Σ_l (x_j·x_l) z_l                           for the pairs that stay in the window
+//! p_j ← γ p_j + Σ_l (x_j·x_l) z_l                           for pairs that stay in the window
 //! ```
 //!
-//! With same-step alignment the next key is not known yet, and a rule that erases asks the memory first. Each older pair of a window costs
-//! a pass of its own.
+//! With same-step alignment the next key is not known yet, and a rule that erases needs one more pass for the
+//! prediction. Each older pair of a window needs a pass of its own.
 
-use crate::call::{check, check_out};
+use crate::call::Call;
 use crate::coefficients::{Coefficients, Purpose};
 use crate::error::Error;
 use crate::form::Form;
 use crate::head::{Head, advance};
-use crate::inputs::{Inputs, Sizes};
+use crate::inputs::Inputs;
 use crate::real::{axpy, combine, dot, mul_add, multiply};
 use crate::rule::{Align, Rule};
 use crate::scratch::split;
@@ -27,13 +27,13 @@ use crate::state::{State, row};
 use crate::step::{outer, residual, scale_columns};
 use crate::{Real, normaliser};
 
-/// A batch of streams under one rule: takes a token of each at a time.
+/// Decodes a batch of sequences with one rule, one token of each sequence at a time.
 #[derive(Clone, Debug)]
 pub struct Decoder<F> {
     rule: Rule,
     state: State<F>,
-    /// What the memory says of the keys that the next step writes, `[sequences, heads, window, columns]`. For each head, as
-    /// many as its next window has pairs, but for the newest with same-step alignment. Empty before the first step.
+    /// The predictions for the keys that the next step writes, `[sequences, heads, window, columns]`: one for each pair
+    /// of the next window, except for the newest pair with same-step alignment. Empty before the first step.
     ahead: Vec<F>,
     segment: Segment<F>,
     coefficients: Coefficients<F>,
@@ -41,8 +41,8 @@ pub struct Decoder<F> {
 }
 
 impl<F: Real> Decoder<F> {
-    /// Streams that go on from `state`: a fresh one, or what [`crate::forward`] left after the prompts. A state of another rule
-    /// is refused.
+    /// Continues from `state`, which may be fresh or the state after prompts that [`Call::forward`] has run. A state of
+    /// another rule is refused.
     pub fn new(rule: &Rule, state: State<F>) -> Result<Self, Error> {
         rule.validate()?;
         state.check(rule, &state.sizes())?;
@@ -55,26 +55,17 @@ impl<F: Real> Decoder<F> {
         &self.state
     }
 
-    /// The state after the tokens so far, to be kept, or to go on with in another form.
+    /// The state after the tokens so far, to be stored or continued in another form.
     pub fn into_state(self) -> State<F> {
         self.state
     }
-
-    /// One token of each sequence: `inputs` has as many tokens as sequences, `out` is `[sequences, heads, dim_v]`.
-    /// The result is that of [`crate::forward`] on the same inputs.
-    pub fn step(&mut self, inputs: &Inputs<'_, F>, out: &mut [F]) -> Result<(), Error> {
-        F::step(self, inputs, out)
-    }
 }
 
-/// [`Decoder::step`], compiled once for each number.
-pub(crate) fn step_of<F: Real>(
-    decoder: &mut Decoder<F>,
-    inputs: &Inputs<'_, F>,
-    out: &mut [F],
-) -> Result<(), Error> {
-    let sizes = check(&decoder.rule, Form::Recurrent, inputs, &decoder.state)?;
-    check_out("out", out, &sizes)?;
+/// What [`Decoder::step`] does.
+pub(crate) fn step<F: Real>(decoder: &mut Decoder<F>, inputs: &Inputs<'_, F>, out: &mut [F]) -> Result<(), Error> {
+    let call = Call::new(&decoder.rule, Form::Recurrent, *inputs)?;
+    call.check(&decoder.state, "out", out)?;
+    let sizes = call.sizes;
     if let Some(sequence) = (0..sizes.sequences).find(|i| inputs.offsets[i + 1] != i + 1) {
         let got = inputs.offsets[sequence + 1] - inputs.offsets[sequence];
         return Err(Error::OneToken { sequence, got });
@@ -82,33 +73,33 @@ pub(crate) fn step_of<F: Real>(
     decoder.segment.dim_k = sizes.dim_k;
     decoder.segment.values = sizes.dim_v;
     decoder.segment.columns = decoder.rule.state_columns(sizes.dim_v);
-    dispatch(Step { decoder, inputs, sizes, out });
-    advance(&decoder.rule, inputs, &sizes, &mut decoder.state);
+    dispatch(Step { decoder, call: &call, out });
+    advance(&call, &mut decoder.state);
     Ok(())
 }
 
 /// One step of every head.
 struct Step<'a, F> {
     decoder: &'a mut Decoder<F>,
-    inputs: &'a Inputs<'a, F>,
-    sizes: Sizes,
+    call: &'a Call<'a, F>,
     out: &'a mut [F],
 }
 
 impl<F: Real> Vectorised for Step<'_, F> {
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        let Self { decoder, inputs, sizes, out } = self;
+        let Self { decoder, call, out } = self;
+        let (sizes, inputs) = (&call.sizes, &call.inputs);
         let Decoder { rule, state, ahead, segment, coefficients, scratch } = decoder;
         let columns = segment.columns;
-        // The predictions of one head, and its writes, carry and read.
+        // Predictions of one head. The working memory holds its writes, carry, reads and sums.
         let predictions = if segment.erases() { rule.window * columns } else { 0 };
         let fresh = ahead.is_empty();
         ahead.resize(sizes.sequences * sizes.heads * predictions, F::zero());
         scratch.resize((rule.window + 5) * columns, F::zero());
         for sequence in 0..sizes.sequences {
             for head in 0..sizes.heads {
-                let place = Head { rule, inputs, state, sizes, sequence, head, values: 0..sizes.dim_v };
+                let place = Head::new(call, state, sequence, head);
                 place.gather(0..1, segment, coefficients);
                 coefficients.forward(rule, segment, Purpose::Forward);
                 let key = inputs.k.row(place.tokens().start, place.key_head());
@@ -120,7 +111,7 @@ impl<F: Real> Vectorised for Step<'_, F> {
                 };
                 let next = (rule.align == Align::Next).then_some(key);
                 let memory = state.memory_of_mut(sequence, head);
-                let read = step::<F, FUSED>(segment, next, memory, ahead, known, scratch);
+                let read = head_step::<F, FUSED>(segment, next, memory, ahead, known, scratch);
                 let out = &mut out[row(sequence * sizes.heads + head, sizes.dim_v)];
                 match rule.normaliser {
                     None => out.copy_from_slice(read),
@@ -131,10 +122,10 @@ impl<F: Real> Vectorised for Step<'_, F> {
     }
 }
 
-/// One step of one head, as above; returns what was read. The first `known` of `predictions` were made by the step before. `next` is the
-/// key of the pair that the next step brings, if that is known already.
+/// One step of one head, as in the [module](self); returns the read. The first `known` of `predictions` were computed
+/// by the step before. `next` is the key of the pair that the next step adds, if it is known already.
 #[inline(always)]
-fn step<'s, F: Real, const FUSED: bool>(
+fn head_step<'s, F: Real, const FUSED: bool>(
     segment: &Segment<F>,
     next: Option<&[F]>,
     memory: &mut [F],
@@ -143,7 +134,7 @@ fn step<'s, F: Real, const FUSED: bool>(
     scratch: &'s mut [F],
 ) -> &'s [F] {
     let (columns, q, window) = (segment.columns, segment.q_row(0), segment.window(0));
-    // The boundary of a fresh sequence writes nothing: a zero value to a zero key.
+    // The first token of a fresh sequence has no pair, and writes a zero value to a zero key.
     let pairs = window.len().max(1);
     let [read, spare, carry, tiles, z] = split(scratch, [columns, columns, columns, 2 * columns, pairs * columns]);
     z.fill(F::zero());
@@ -161,7 +152,7 @@ fn step<'s, F: Real, const FUSED: bool>(
 
     let stay = if window.len() == segment.window { 1..window.len() } else { 0..window.len() };
     if segment.erases() {
-        // A pair that stays moves to the front, over what is no longer needed.
+        // Pairs that stay move to the front, over the pair that leaves.
         for (to, slot) in stay.clone().enumerate() {
             predictions.copy_within(row(slot, columns), to * columns);
             let p = &mut predictions[row(to, columns)];
@@ -183,7 +174,7 @@ fn step<'s, F: Real, const FUSED: bool>(
             write.pass::<FUSED, _>(memory, [next], [&mut predictions[row(stay.len(), columns)]], tiles);
         }
         (None, false) => write.pass::<FUSED, _>(memory, [q], [read], tiles),
-        // Nothing is asked of the memory as written; the answer is not used.
+        // Nothing is read from the memory after the write; the sum is not used.
         (None, true) => write.pass::<FUSED, _>(memory, [q], [spare], tiles),
     }
     read
@@ -204,13 +195,14 @@ struct Write<'a, F> {
     z: &'a [F],
 }
 
-/// Numbers that are worked on together.
+/// Columns that are computed together.
 const TILE: usize = 8;
-/// Rows that are, so that sums are fetched and put back once for all of them.
+/// Rows that are computed together, so that sums are loaded and stored once for all of them.
 const ROWS: usize = 4;
 
 impl<F: Real> Write<'_, F> {
-    /// Writes, and sets `sums[n] = Sᵀ with[n]` for the memory as written, in one pass. `tiles` has room for the sums.
+    /// Writes, and sets `sums[n] = Sᵀ with[n]` for the memory after the write, in one pass. `tiles` has room for the
+    /// sums.
     #[inline(always)]
     fn pass<const FUSED: bool, const N: usize>(
         self,
@@ -224,7 +216,7 @@ impl<F: Real> Write<'_, F> {
         let (older_z, z) = z.split_at(z.len() - columns);
         let (older_x, x) = x.split_at(x.len() - dim_k);
         if !older_z.is_empty() {
-            // Windows only: an outer product for each older pair, so that what follows has one pair to write.
+            // Only for windows: one outer product for each older pair, so that one pair is left to write below.
             scale_columns(memory, columns, carry);
             carry.fill(F::one());
             for (x, z) in older_x.chunks_exact(dim_k).zip(older_z.chunks_exact(columns)) {
@@ -251,7 +243,7 @@ impl<F: Real> Write<'_, F> {
                 sums[n][sum..sum + TILE].copy_from_slice(&tile[n]);
             }
         }
-        // What does not fill a tile.
+        // Columns that do not fill a tile, and rows that do not fill a block.
         let blocks = blocks.chunks_exact_mut(columns).map(|line| (line, tiled));
         for (k, (line, start)) in blocks.chain(rest.chunks_exact_mut(columns).map(|line| (line, 0))).enumerate() {
             for c in start..columns {
@@ -264,9 +256,9 @@ impl<F: Real> Write<'_, F> {
     }
 }
 
-/// [`Write::pass`] for one pair and [`ROWS`] rows, as far as tiles go. What varies with the column goes through iterators, and the
-/// rest is held by value: written with indices and references this was half as fast, the compiler having to check bounds and to expect
-/// that a store changes what it has loaded.
+/// [`Write::pass`] for one pair and [`ROWS`] rows, for all columns that fill tiles. Arrays over columns go through
+/// iterators, and everything else is held by value: with indices and references this was half as fast, because the
+/// compiler had to check bounds and to assume that a store changes what it had loaded.
 #[inline(always)]
 fn rows<F: Real, const FUSED: bool, const N: usize>(
     lines: &mut [F],

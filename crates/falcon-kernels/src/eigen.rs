@@ -1,22 +1,22 @@
-//! The largest eigenvalues of small symmetric matrices: the curvature of windows of pairs.
+//! The largest eigenvalues of small symmetric matrices, for the curvature of windows.
 
-/// Matrices that are worked on side by side, one in each lane of the vector registers.
+/// Matrices that are computed side by side, one in each lane of the vector registers.
 pub(crate) const LANES: usize = 8;
 
 /// One entry of [`LANES`] matrices.
 pub(crate) type Lanes = [f64; LANES];
 
-/// Sweeps after which cyclic Jacobi has converged for every matrix of a sensible size; it needs about five.
+/// The most sweeps of cyclic Jacobi. Matrices of the sizes used here need about five.
 const MAX_SWEEPS: usize = 64;
 
-/// The largest eigenvalue of each symmetric `n × n` matrix in `a`, which is destroyed.
+/// The largest eigenvalue of each symmetric `n × n` matrix in `a`, which is overwritten.
 ///
-/// Cyclic Jacobi in `f64`, until what is left off the diagonal is below `precision` times the whole: accurate for tiny and
-/// huge windows alike. A matrix that has converged is left alone, so its result does not depend on those beside it.
+/// Cyclic Jacobi in `f64`, until the norm off the diagonal is below `precision` times the norm of the matrix. A matrix
+/// that has converged is not changed any more, so its result does not depend on the matrices in the other lanes.
 ///
-/// If `vectors` (`n × n`) is not empty, its first `n` entries become a unit eigenvector. Where the largest eigenvalue is
-/// repeated the gradient is not unique; the vector chosen is the one that belongs to the first of the equal diagonal
-/// entries, so orthogonal keys of equal length give the oldest of them.
+/// If `vectors` (`n × n`) is not empty, its first `n` entries become a unit eigenvector. If the largest eigenvalue is
+/// repeated, the gradient is not unique, and the eigenvector of the first of the equal diagonal entries is chosen; for
+/// orthogonal keys of equal length this is the oldest of them.
 #[inline(always)]
 pub(crate) fn top_eigenpairs(a: &mut [Lanes], n: usize, precision: f64, vectors: &mut [Lanes]) -> Lanes {
     debug_assert!(a.len() == n * n && (vectors.is_empty() || vectors.len() == n * n));
@@ -62,7 +62,7 @@ pub(crate) fn top_eigenpairs(a: &mut [Lanes], n: usize, precision: f64, vectors:
         top[lane] *= scale[lane];
     }
     if !vectors.is_empty() {
-        // Column `best` of each goes to the front, that is into row 0, of which one entry is still needed.
+        // Column `best` of each matrix is copied to the first `n` entries, one of which it still needs itself.
         for lane in 0..LANES {
             let first = vectors[best[lane]][lane];
             for i in 1..n {
@@ -74,8 +74,8 @@ pub(crate) fn top_eigenpairs(a: &mut [Lanes], n: usize, precision: f64, vectors:
     top
 }
 
-/// Divides each matrix by the power of two in its largest diagonal entry, and returns those: no digit changes, and no square of an entry
-/// overflows, nor is lost where it matters.
+/// Divides each matrix by the power of two of its largest diagonal entry, and returns these powers. The division is
+/// exact, and afterwards squares of entries neither overflow nor underflow where it matters.
 #[inline(always)]
 fn normalise(a: &mut [Lanes], n: usize) -> Lanes {
     let mut scale = [0f64; LANES];
@@ -85,7 +85,7 @@ fn normalise(a: &mut [Lanes], n: usize) -> Lanes {
         }
     }
     for lane in 0..LANES {
-        // The exponent alone. What has none is left as it is: 0, and what is not finite or nearly 0.
+        // Only the exponent. Zeros, subnormal and non-finite numbers have none to divide by.
         let power = f64::from_bits(scale[lane].to_bits() & f64::INFINITY.to_bits());
         scale[lane] = if power.is_normal() { power } else { 1.0 };
     }
@@ -105,7 +105,7 @@ fn rotate(a: &mut [Lanes], vectors: &mut [Lanes], n: usize, (p, q): (usize, usiz
     for lane in 0..LANES {
         let theta = (aqq[lane] - app[lane]) / (2.0 * apq[lane]);
         let turn = 1f64.copysign(theta) / (theta.abs() + (1.0 + theta * theta).sqrt());
-        // Nothing to do: also where 0/0 made it NaN.
+        // No rotation, also where 0/0 made `turn` NaN.
         let still = apq[lane] == 0.0 || open[lane] == 0.0;
         t[lane] = if still { 0.0 } else { turn };
         c[lane] = 1.0 / (1.0 + t[lane] * t[lane]).sqrt();
@@ -132,11 +132,11 @@ fn rotate(a: &mut [Lanes], vectors: &mut [Lanes], n: usize, (p, q): (usize, usiz
 
 /// `(x, y) ← (c x − s y, s x + c y)`.
 #[inline(always)]
-fn turn(of: &mut [Lanes], x: usize, y: usize, c: &Lanes, s: &Lanes) {
-    let (old_x, old_y) = (of[x], of[y]);
+fn turn(entries: &mut [Lanes], x: usize, y: usize, c: &Lanes, s: &Lanes) {
+    let (old_x, old_y) = (entries[x], entries[y]);
     for lane in 0..LANES {
-        of[x][lane] = c[lane] * old_x[lane] - s[lane] * old_y[lane];
-        of[y][lane] = s[lane] * old_x[lane] + c[lane] * old_y[lane];
+        entries[x][lane] = c[lane] * old_x[lane] - s[lane] * old_y[lane];
+        entries[y][lane] = s[lane] * old_x[lane] + c[lane] * old_y[lane];
     }
 }
 
@@ -144,15 +144,15 @@ fn turn(of: &mut [Lanes], x: usize, y: usize, c: &Lanes, s: &Lanes) {
 mod tests {
     use super::*;
 
-    /// The top pair of the matrix in lane 3, others beside it, with `A u = μ u` and `|u| = 1`. That there is no larger `μ` is for the
-    /// caller to say.
+    /// The eigenpair of the matrix in lane 3, with other matrices in the other lanes. Checks `A u = μ u` and `|u| = 1`;
+    /// the caller checks that `μ` is the largest eigenvalue.
     fn check(a: &[f64], n: usize) -> (f64, Vec<f64>) {
         let mut lanes: Vec<Lanes> =
             a.iter().map(|x| [7.0 * x, 0.0, x + 1.0, *x, -x, 1e-9 * x, 2.0, 0.5]).collect();
         let alone = top_eigenpairs(&mut a.iter().map(|x| [*x; LANES]).collect::<Vec<_>>(), n, 1e-17, &mut []);
         let mut vectors = vec![[0.0; LANES]; n * n];
         let mu = top_eigenpairs(&mut lanes, n, 1e-17, &mut vectors)[3];
-        assert_eq!(mu, alone[0], "neighbours and vectors change nothing");
+        assert_eq!(mu, alone[0], "other lanes and eigenvectors do not change the result");
         let top: Vec<f64> = vectors[..n].iter().map(|lanes| lanes[3]).collect();
         let scale = a.iter().fold(1e-300, |m: f64, x| m.max(x.abs()));
         for i in 0..n {
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn finds_the_top_pair() {
         assert_eq!(check(&[2.0, 1.0, 1.0, 2.0], 2).0, 3.0);
-        // Keys of norm 1e±80 have entries of 1e±160, whose squares are beyond f64.
+        // Keys of norm 1e±80 have Gram entries of 1e±160, whose squares are outside the range of f64.
         for scale in [1.0, 1e-12, 1e8, 1e-160, 1e160] {
             for spectrum in
                 [&[3.0, 1.0, 0.5][..], &[0.0, 1.0, 0.0, 0.0, 0.999], &[0.1; 8], &[7.0, 1e-9, 6.9, 0.0, 2.0]]

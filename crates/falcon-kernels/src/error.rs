@@ -1,43 +1,66 @@
-//! Everything that can be wrong with a call, each with its numbers.
+//! The reasons for which a rule or a call is refused, with the values that caused them.
+
+use std::fmt;
 
 use thiserror::Error;
 
-/// A combination of options that is no rule.
+/// A constant of a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Constant {
+    /// `ε` of the step size.
+    Eps,
+    /// `ε_γ`, the least carry that a ridge leaves.
+    Clamp,
+    /// `ε` of the denominator of a normalised read.
+    Normaliser,
+}
+
+impl fmt::Display for Constant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Eps => "eps",
+            Self::Clamp => "clamp (eps_gamma)",
+            Self::Normaliser => "normaliser eps",
+        })
+    }
+}
+
+/// A combination of options that no kernel can run.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 pub enum RuleError {
-    /// A window of no pairs writes nothing.
+    /// A window without pairs.
     #[error("the window must hold at least 1 pair, got 0")]
     EmptyWindow,
-    /// A window nobody can mean: every state would hold that many pairs.
+    /// A window longer than is sensible: every state holds that many pairs.
     #[error("a window of {window} pairs is too long, at most {most}{}", curvature(*.curved))]
     WindowTooLong {
         /// The window asked for.
         window: usize,
         /// The longest allowed.
         most: usize,
-        /// Whether it is limited because the rule asks for its curvature.
+        /// Whether the limit is lower because the rule needs the curvature of the window.
         curved: bool,
     },
-    /// No kernel does both.
+    /// Per-column gains together with a window, which no kernel supports.
     #[error("per-column gains need window 1, got {window}")]
     ColumnsWithWindow {
         /// The window asked for.
         window: usize,
     },
-    /// There is no gain to give each column.
+    /// Per-column gains for a rule without a gain.
     #[error("a unit gain cannot be per-column: use gain beta or eta, or shared columns")]
     ColumnsWithoutGain,
-    /// A regression write has no weight to divide by.
+    /// A normaliser for a regression rule, whose writes have no weights to sum.
     #[error("only inner-product rules can be normalised: a regression write is not a weighted sum")]
     NormalisedRegression,
-    /// The normaliser is one column and would need a gain of its own.
+    /// A normaliser together with per-column gains: its column would need a gain of its own.
     #[error("a normalised rule needs one gain for all columns")]
     NormalisedColumns,
     /// A constant outside its range.
-    #[error("{name} must be in [0, {below}), got {value}")]
+    #[error("{constant} must be in [0, {below}), got {value}")]
     Constant {
         /// Which constant.
-        name: &'static str,
+        constant: Constant,
         /// Its value.
         value: f64,
         /// The end of its range.
@@ -48,7 +71,7 @@ pub enum RuleError {
 /// Why a call was refused. Nothing has been written when one is returned.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum Error {
-    /// The rule itself is impossible.
+    /// The rule is not possible.
     #[error(transparent)]
     Rule(#[from] RuleError),
     /// A tensor of the wrong shape.
@@ -58,21 +81,21 @@ pub enum Error {
         tensor: &'static str,
         /// Its shape.
         got: Vec<usize>,
-        /// The shape that fits the others.
+        /// The shape that fits the other tensors.
         expected: Vec<usize>,
-        /// What the axes are.
+        /// The meaning of the axes.
         meaning: &'static str,
     },
-    /// A slice that is too short for how it is viewed, or too long for an array without strides.
+    /// A slice that is too short for its view, or too long for a view without strides.
     #[error("a view of shape {shape:?}{} needs {} elements, got {got}", strided(.strides), counted(.needed))]
     View {
         /// The shape.
         shape: [usize; 3],
-        /// From one token, and from one head, to the next, if they were given.
+        /// The strides of tokens and heads, if they were given.
         strides: Option<[usize; 2]>,
-        /// Elements needed, if they can be counted.
+        /// Elements needed, unless their number overflows.
         needed: Option<usize>,
-        /// Elements there.
+        /// Elements given.
         got: usize,
     },
     /// An array of the wrong length.
@@ -80,24 +103,24 @@ pub enum Error {
     Length {
         /// Which tensor.
         tensor: &'static str,
-        /// Elements there.
+        /// Elements given.
         got: usize,
         /// Elements needed.
         needed: usize,
     },
-    /// A tensor the rule reads was not given.
+    /// A tensor that the rule needs and that was not given.
     #[error("the rule needs {tensor}, which was not given")]
     Missing {
         /// Which tensor.
         tensor: &'static str,
     },
-    /// A tensor the rule does not read was given.
+    /// A tensor that was given and that the rule does not use.
     #[error("the rule does not use {tensor}: leave it out")]
     Unused {
         /// Which tensor.
         tensor: &'static str,
     },
-    /// Value heads that cannot be shared out among the key heads.
+    /// Value heads that are not a multiple of the key heads.
     #[error("{heads} value heads cannot be grouped over {key_heads} key heads: not a multiple")]
     Groups {
         /// Value heads.
@@ -110,12 +133,12 @@ pub enum Error {
     Offsets {
         /// Number of tokens.
         tokens: usize,
-        /// The offending offset.
+        /// The wrong offset.
         got: usize,
-        /// Where it is.
+        /// Its position.
         position: usize,
     },
-    /// Tokens that are in no sequence.
+    /// Tokens without a sequence.
     #[error("sequence offsets must rise from 0 to {tokens} (the tokens), got no sequence: [0, {tokens}] is one")]
     NoOffsets {
         /// Number of tokens.
@@ -127,7 +150,7 @@ pub enum Error {
         /// Which size.
         what: &'static str,
     },
-    /// A tensor with more elements than can be counted, which only broadcast views can have.
+    /// A tensor with more elements than an array can hold, as a broadcast view can claim.
     #[error("{tokens} tokens of {heads} {what} and width {dim} are more than an array can hold")]
     TooLarge {
         /// Tokens.
@@ -139,7 +162,7 @@ pub enum Error {
         /// Width.
         dim: usize,
     },
-    /// A state with more elements than can be counted.
+    /// A state with more elements than an array can hold.
     #[error(
         "the state of {sequences} sequences of {heads} heads, {key_heads} key heads, dim_k {dim_k}, dim_v {dim_v} and window {window} is more than an array can hold"
     )]
@@ -157,7 +180,7 @@ pub enum Error {
         /// Pairs in the window.
         window: usize,
     },
-    /// A chunk whose working memory would not be sensible.
+    /// A chunk that would need too much working memory.
     #[error(
         "a chunk of {chunk} tokens with window {window} is too long: together at most {most}; use shorter chunks or the recurrent form"
     )]
@@ -166,17 +189,17 @@ pub enum Error {
         chunk: usize,
         /// The rule's window.
         window: usize,
-        /// What they may come to.
+        /// The most that their sum may be.
         most: usize,
     },
-    /// A tail longer than the window has use for.
-    #[error("sequence {sequence} has a tail of {tail} pairs, the window has use for at most {most}")]
+    /// A tail with more pairs than the window can use.
+    #[error("sequence {sequence} has a tail of {tail} pairs, the window can use at most {most}")]
     TailTooLong {
         /// Which sequence.
         sequence: usize,
         /// Pairs in its tail.
         tail: usize,
-        /// Pairs the window sees besides its newest.
+        /// Pairs that the window holds besides its newest one.
         most: usize,
     },
     /// NaN or infinity in the input.
@@ -184,9 +207,9 @@ pub enum Error {
     NotFinite {
         /// Which tensor.
         tensor: &'static str,
-        /// Where.
+        /// Its index.
         index: Vec<usize>,
-        /// What is there.
+        /// The value.
         value: f64,
     },
     /// A gain, ridge or gate outside the range the rule needs.
@@ -194,18 +217,18 @@ pub enum Error {
     Range {
         /// Which tensor.
         tensor: &'static str,
-        /// Where.
+        /// Its index.
         index: Vec<usize>,
-        /// What is there.
+        /// The value.
         value: f64,
-        /// What it stands for.
+        /// What the number means.
         meaning: &'static str,
-        /// Smallest allowed.
+        /// The smallest value allowed.
         low: f64,
-        /// Largest allowed.
+        /// The largest value allowed.
         high: f64,
     },
-    /// The masked form would need more memory than is sensible.
+    /// A sequence for which the masked form would need too much memory.
     #[error(
         "a sequence of {tokens} tokens with window {window} is too long for the masked form, at most {most} tokens: use chunked or recurrent"
     )]
@@ -214,20 +237,20 @@ pub enum Error {
         tokens: usize,
         /// The rule's window.
         window: usize,
-        /// The longest it takes with that window.
+        /// The longest sequence that it can run with that window.
         most: usize,
     },
-    /// A tape goes with the inputs it recorded.
-    #[error(
-        "the tape recorded sequences at {recorded:?}, the inputs have them at {got:?}: pass what was recorded"
-    )]
-    OtherTape {
-        /// Offsets when recording.
-        recorded: Vec<usize>,
-        /// Offsets now.
-        got: Vec<usize>,
+    /// A tape that recorded another call than the one it is given.
+    #[error("the tape recorded the {what} {recorded}, the call has {got}: pass the call that was recorded")]
+    OtherCall {
+        /// What differs.
+        what: &'static str,
+        /// As it was recorded.
+        recorded: String,
+        /// As the call has it.
+        got: String,
     },
-    /// A decoding step takes one token of each sequence.
+    /// A decoding step over another number of tokens than one of each sequence.
     #[error("a step takes 1 token of each sequence, got {got} of sequence {sequence}")]
     OneToken {
         /// Which sequence.
@@ -235,7 +258,7 @@ pub enum Error {
         /// Its tokens.
         got: usize,
     },
-    /// A tail without the key that must follow it.
+    /// A tail without a last key.
     #[error("sequence {sequence} has a tail of {tail} pairs but no last key: next-latent alignment needs both")]
     TailWithoutKey {
         /// Which sequence.
@@ -243,10 +266,10 @@ pub enum Error {
         /// Pairs in its tail.
         tail: usize,
     },
-    /// What is wrong with the gradient of the outgoing state.
+    /// An error in the gradient of the outgoing state.
     #[error("grad_state: {0}")]
     GradState(Box<Error>),
-    /// A state made for another rule or other sizes.
+    /// A state that was made for another rule or other sizes.
     #[error("the state has {what} {got}, the call needs {expected}")]
     State {
         /// Which size.
@@ -271,5 +294,5 @@ fn strided(strides: &Option<[usize; 2]>) -> String {
 }
 
 pub(crate) fn counted(needed: &Option<usize>) -> String {
-    needed.map_or("more than can be counted".into(), |needed| needed.to_string())
+    needed.map_or("more than can be addressed".into(), |needed| needed.to_string())
 }

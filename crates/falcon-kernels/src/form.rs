@@ -1,23 +1,22 @@
-//! The three forms, and how each cuts a sequence into segments.
+//! The three forms of a rule, and how each divides a sequence into segments.
 
 use crate::error::Error;
-use crate::inputs::Inputs;
 use crate::rule::{Columns, Rule};
 use crate::scratch::Scratch;
 use crate::segment::{Segment, SegmentGrad};
 use crate::{Real, chunked, masked, recurrent};
 
-/// How a rule is computed. Inputs, outputs and state are the same for all; results differ by rounding only.
+/// How a rule is computed. All forms have the same inputs, outputs and states; results differ by rounding only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Step by step: the definition.
     Recurrent,
     /// The whole sequence as one masked product, O(T²) in time and memory: for reading and testing.
     Masked,
-    /// Chunks of this many tokens, matrix products inside them: what training runs.
+    /// Matrix products inside chunks of tokens: for training.
     Chunked {
-        /// Tokens per chunk, at least 1. The last one may be shorter; rules with per-column gains take at most 32 at once,
-        /// see [`Form::stretch`].
+        /// Tokens per chunk, at least 1. The last chunk may be shorter; rules with per-column gains divide a chunk
+        /// further, see [`Form::stretch`].
         chunk: usize,
     },
 }
@@ -26,18 +25,17 @@ impl Form {
     /// Chunks of 64 tokens.
     pub const CHUNKED: Form = Form::Chunked { chunk: 64 };
 
-    /// Numbers the masked form may hold at once for one head.
+    /// The most numbers that the masked form may hold at once for one head.
     const MASKED_LIMIT: usize = 1 << 28;
 
-    /// The most that the tokens of a chunk and the window of the rule may come to together: scratch memory grows with their
-    /// square.
+    /// The largest sum of the tokens of a chunk and the window of the rule. Working memory grows with its square.
     pub const MAX_CHUNK_AND_WINDOW: usize = 1 << 14;
 
-    /// Steps between two memories that the backward pass of the recurrent form starts from.
+    /// Steps between two memories that the recurrent form saves for its backward pass.
     const RECURRENT_STRETCH: usize = 64;
 
-    pub(crate) fn check<F>(self, rule: &Rule, inputs: &Inputs<'_, F>) -> Result<(), Error> {
-        let longest = inputs.offsets.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
+    /// Refuses a sequence of `longest` tokens that would need more working memory than is sensible.
+    pub(crate) fn check(self, rule: &Rule, longest: usize) -> Result<(), Error> {
         match self {
             Form::Recurrent => Ok(()),
             Form::Chunked { chunk: 0 } => Err(Error::Zero { what: "the chunk size" }),
@@ -61,11 +59,11 @@ impl Form {
         }
     }
 
-    /// Tokens in a chunk of a rule with per-column gains, at most. Its work inside a chunk grows with the chunk and is
-    /// done row by row, so a long one does not pay.
+    /// The most tokens in a chunk of a rule with per-column gains. Its work per token grows with the chunk and is not a
+    /// matrix product, so longer chunks would be slower.
     const COLUMNS_CHUNK: usize = 32;
 
-    /// Tokens that this form works on at once for `rule`, or `None` if a whole sequence.
+    /// How many tokens this form computes at once for `rule`; `None` means a whole sequence.
     pub fn stretch(self, rule: &Rule) -> Option<usize> {
         match self {
             Form::Recurrent => Some(Self::RECURRENT_STRETCH),
@@ -75,7 +73,7 @@ impl Form {
         }
     }
 
-    /// The segments of a sequence of `tokens`.
+    /// The segments of a sequence of `tokens` tokens.
     pub(crate) fn segments(
         self,
         rule: &Rule,

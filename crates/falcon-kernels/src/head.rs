@@ -1,16 +1,17 @@
-//! One head of one sequence: which pairs it writes and where their parts lie, in the inputs or in the state.
+//! One head of one sequence: the pairs that it writes, and where their keys and values are found in the inputs and the
+//! state.
 
 use std::ops::Range;
 
 use crate::Real;
+use crate::call::Call;
 use crate::coefficients::{Coefficients, Purpose};
-use crate::inputs::{Inputs, Sizes};
 use crate::rule::{Align, Rule};
 use crate::segment::Segment;
 use crate::simd::{Vectorised, dispatch};
 use crate::state::{State, row};
 
-/// Where the key of a pair, or its value, comes from.
+/// Where the key or the value of a pair comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// A slot of the incoming tail.
@@ -21,7 +22,7 @@ pub(crate) enum Place {
     Token(usize),
 }
 
-/// The pairs of one sequence, by the time at which they are first written; those of the tail have negative times.
+/// The pairs of one sequence, indexed by the time of their first write. Pairs of the tail have negative times.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pairs {
     align: Align,
@@ -42,7 +43,7 @@ impl Pairs {
         }
     }
 
-    /// The first token of a fresh sequence under next-latent alignment brings no pair.
+    /// Whether the first token has no pair, as in a fresh sequence with next-latent alignment.
     fn boundary(&self) -> bool {
         self.align == Align::Next && !self.started
     }
@@ -51,13 +52,13 @@ impl Pairs {
         if self.boundary() { 1 } else { -(self.tail_len as isize) }
     }
 
-    /// How many pairs before `time` a window that starts there still sees.
+    /// How many pairs from before `time` a segment that starts there needs.
     pub fn tail(&self, time: usize) -> usize {
         let written = (time as isize - self.first()).max(0) as usize;
         written.min(self.window - 1)
     }
 
-    /// Where the key and the value of the pair at `time` are. The boundary has no key.
+    /// Where the key and the value of the pair at `time` are. A first token without a pair has no key.
     pub fn places(&self, time: isize) -> (Option<Place>, Place) {
         if time < 0 {
             let slot = Place::Tail((self.tail_len as isize + time) as usize);
@@ -79,39 +80,42 @@ impl Pairs {
     }
 }
 
-/// One head of one sequence in a call, or some of its columns.
+/// One head of one sequence in a call, or a block of its columns.
 #[derive(Clone)]
 pub(crate) struct Head<'a, F> {
-    pub rule: &'a Rule,
-    pub inputs: &'a Inputs<'a, F>,
+    pub call: &'a Call<'a, F>,
     pub state: &'a State<F>,
-    pub sizes: Sizes,
     pub sequence: usize,
     pub head: usize,
     /// Columns of its values.
     pub values: Range<usize>,
 }
 
-impl<F: Real> Head<'_, F> {
-    /// One of equal blocks of its columns.
+impl<'a, F: Real> Head<'a, F> {
+    /// All columns of a head.
+    pub fn new(call: &'a Call<'a, F>, state: &'a State<F>, sequence: usize, head: usize) -> Self {
+        Self { call, state, sequence, head, values: 0..call.sizes.dim_v }
+    }
+
+    /// One of `blocks` equal blocks of columns.
     pub fn block(&self, index: usize, blocks: usize) -> Self {
         Self { values: row(index, self.values.len() / blocks), ..self.clone() }
     }
 
     pub fn key_head(&self) -> usize {
-        self.head / self.sizes.group()
+        self.head / self.call.sizes.group()
     }
 
     /// The tokens of this sequence.
     pub fn tokens(&self) -> Range<usize> {
-        self.inputs.offsets[self.sequence]..self.inputs.offsets[self.sequence + 1]
+        self.call.inputs.offsets[self.sequence]..self.call.inputs.offsets[self.sequence + 1]
     }
 
     pub fn pairs(&self) -> Pairs {
-        Pairs::new(self.rule, self.state, self.sequence, self.tokens().len())
+        Pairs::new(&self.call.rule, self.state, self.sequence, self.tokens().len())
     }
 
-    /// Packs the steps `steps` of this sequence, and works out their coefficients.
+    /// Packs the steps `steps` of this sequence, and computes their coefficients.
     pub fn pack(
         &self,
         steps: Range<usize>,
@@ -120,10 +124,10 @@ impl<F: Real> Head<'_, F> {
         purpose: Purpose,
     ) {
         self.gather(steps, segment, coefficients);
-        dispatch(WorkOut { coefficients, rule: self.rule, segment, purpose });
+        dispatch(ComputeCoefficients { coefficients, rule: &self.call.rule, segment, purpose });
     }
 
-    /// Packs the steps `steps` of this sequence, with their gains as given.
+    /// Packs the steps `steps` of this sequence, with the gains and decays as they are given.
     pub fn gather(&self, steps: Range<usize>, segment: &mut Segment<F>, coefficients: &mut Coefficients<F>) {
         let (pairs, base, key_head) = (self.pairs(), self.tokens().start, self.key_head());
         segment.steps = steps.len();
@@ -134,18 +138,18 @@ impl<F: Real> Head<'_, F> {
         coefficients.gain.clear();
         coefficients.decay.clear();
         for t in steps.clone().map(|t| base + t) {
-            segment.qx.extend_from_slice(self.inputs.q.row(t, key_head));
-            if let Some(gain) = &self.inputs.gain {
+            segment.qx.extend_from_slice(self.call.inputs.q.row(t, key_head));
+            if let Some(gain) = &self.call.inputs.gain {
                 coefficients.gain.extend_from_slice(self.gains(gain.row(t, self.head)));
             }
-            if let Some(decay) = &self.inputs.decay {
+            if let Some(decay) = &self.call.inputs.decay {
                 coefficients.decay.extend_from_slice(self.gains(decay.row(t, self.head)));
             }
         }
         for time in steps.start as isize - segment.tail as isize..steps.end as isize {
             let (key, value) = pairs.places(time);
             match key {
-                None => segment.qx.resize(segment.qx.len() + self.sizes.dim_k, F::zero()),
+                None => segment.qx.resize(segment.qx.len() + self.call.sizes.dim_k, F::zero()),
                 Some(place) => segment.qx.extend_from_slice(self.key(place, base, key_head)),
             }
             match value {
@@ -154,18 +158,18 @@ impl<F: Real> Head<'_, F> {
                     segment.v.extend_from_slice(&tail[self.values.clone()]);
                 }
                 Place::Token(t) => {
-                    let values = self.inputs.v.row(base + t, self.head);
+                    let values = self.call.inputs.v.row(base + t, self.head);
                     segment.v.extend_from_slice(&values[self.values.clone()]);
                 }
                 Place::LastKey => unreachable!("a value is never the last key"),
             }
-            if self.rule.normaliser.is_some() {
+            if self.call.rule.normaliser.is_some() {
                 segment.v.push(F::one());
             }
         }
     }
 
-    /// Of the gains of a token, one or one for each column, those of this block.
+    /// The gains of this block of columns: the only one, or one for each column.
     fn gains<'g>(&self, gains: &'g [F]) -> &'g [F] {
         if gains.len() > 1 { &gains[self.values.clone()] } else { gains }
     }
@@ -174,13 +178,14 @@ impl<F: Real> Head<'_, F> {
         match place {
             Place::Tail(slot) => self.state.tail_x_of(self.sequence, slot, key_head),
             Place::LastKey => self.state.last_key_of(self.sequence, key_head),
-            Place::Token(t) => self.inputs.k.row(base + t, key_head),
+            Place::Token(t) => self.call.inputs.k.row(base + t, key_head),
         }
     }
 }
 
-/// Moves the last key and the tail of every sequence to where the call ends. The memory is not touched.
-pub(crate) fn advance<F: Real>(rule: &Rule, inputs: &Inputs<'_, F>, sizes: &Sizes, state: &mut State<F>) {
+/// Updates the last key and the tail of every sequence to the end of the call. The memory does not change.
+pub(crate) fn advance<F: Real>(call: &Call<'_, F>, state: &mut State<F>) {
+    let Call { rule, inputs, sizes, .. } = call;
     for sequence in 0..sizes.sequences {
         let tokens = inputs.offsets[sequence]..inputs.offsets[sequence + 1];
         if tokens.is_empty() {
@@ -189,7 +194,7 @@ pub(crate) fn advance<F: Real>(rule: &Rule, inputs: &Inputs<'_, F>, sizes: &Size
         let pairs = Pairs::new(rule, state, sequence, tokens.len());
         let outgoing = pairs.outgoing();
         state.tail_len[sequence] = outgoing.len();
-        // Slots move towards 0 only, so filling them in order never overwrites one still to be read.
+        // Slots only move towards 0, so filling them in order never overwrites one that is still needed.
         let first_slot = sequence * rule.tail_capacity();
         for (slot, time) in outgoing.enumerate() {
             let (key, value) = pairs.places(time);
@@ -226,15 +231,15 @@ pub(crate) fn advance<F: Real>(rule: &Rule, inputs: &Inputs<'_, F>, sizes: &Size
     }
 }
 
-/// Works out the coefficients of a packed segment.
-struct WorkOut<'a, F> {
+/// Computes the coefficients of a packed segment.
+struct ComputeCoefficients<'a, F> {
     coefficients: &'a mut Coefficients<F>,
     rule: &'a Rule,
     segment: &'a mut Segment<F>,
     purpose: Purpose,
 }
 
-impl<F: Real> Vectorised for WorkOut<'_, F> {
+impl<F: Real> Vectorised for ComputeCoefficients<'_, F> {
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
         self.coefficients.forward(self.rule, self.segment, self.purpose);

@@ -1,7 +1,7 @@
-//! The masked form: the whole segment as one attention-like product, O(T²). For reading and for testing.
+//! The masked form: the whole segment as one product like attention, in O(T²). For reading and for testing.
 //!
-//! Every step `i` writes `x_j z_{j,i}ᵀ` for each pair `j` of its window. Number those writes `a = (i, j)`, and let
-//! `D[t][s] = Π_{s ≤ r < t} γ_r` be what is left at time `t` of what was there at time `s`. Then
+//! Every step `i` writes `x_j z_{j,i}ᵀ` for each pair `j` of its window. Let `a = (i, j)` index these writes, and let
+//! `D[t][s] = Π_{s ≤ r < t} γ_r` be the fraction of the memory at time `s` that remains at time `t`. Then
 //!
 //! ```text
 //! z_a = w_i v_j − e_i ( D[i][0] S₀ᵀx_a + Σ_{b before a} D[i][i_b+1] (x_a·x_b) z_b )     a triangular system
@@ -9,7 +9,7 @@
 //! S_T = D[T][0] S₀ + Σ_a D[T][i_a+1] x_a z_aᵀ
 //! ```
 //!
-//! Column by column, since with per-column gains every column has a mask of its own.
+//! The columns are computed one by one, because with per-column gains every column has its own mask.
 
 use crate::Real;
 use crate::real::{axpy, dot};
@@ -17,7 +17,7 @@ use crate::segment::{Segment, SegmentGrad};
 use crate::state::row;
 use crate::step::{apply, outer, read};
 
-/// One write: at `step`, of the pair in `row`.
+/// The write of the pair in `row` at `step`.
 #[derive(Clone, Copy)]
 struct Write {
     step: usize,
@@ -76,7 +76,7 @@ impl<F: Real> Products<F> {
     }
 }
 
-/// `D[t][s]`, by products: exact where sums of logarithms would cancel.
+/// `D[t][s]`, as products, because sums of logarithms would cancel.
 struct Decays<F> {
     times: usize,
     product: Vec<F>,
@@ -100,7 +100,8 @@ impl<F: Real> Decays<F> {
         self.product[t * self.times + s]
     }
 
-    /// `D[t][s] = γ_{t−1} D[t−1][s]`, backwards: gradients of `D` (in `grad`, destroyed) to those of `γ`.
+    /// Adjoint of `D[t][s] = γ_{t−1} D[t−1][s]`: from the gradients of `D` (in `grad`, which is overwritten) to those
+    /// of `γ`.
     fn backward(&self, segment: &Segment<F>, column: usize, grad: &mut [F], grad_gamma: &mut [F]) {
         for s in 0..self.times {
             for t in (s + 1..self.times).rev() {
@@ -112,7 +113,7 @@ impl<F: Real> Decays<F> {
     }
 }
 
-/// As [`crate::recurrent::forward`].
+/// The same as [`crate::recurrent::forward`].
 pub(crate) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut [F]) {
     let columns = segment.columns;
     let products = Products::new(segment, memory);
@@ -143,8 +144,8 @@ pub(crate) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut
     }
 }
 
-/// As [`crate::recurrent::backward`]. With `g = (I + T)⁻ᵀ dz` the gradient of the right-hand side, every other
-/// gradient is that of a product.
+/// The same as [`crate::recurrent::backward`]. Once `g = (I + T)⁻ᵀ dz`, the gradient of the right-hand side of the
+/// triangular system, is known, all other gradients are those of products.
 pub(crate) fn backward<F: Real>(
     segment: &Segment<F>,
     memory: &[F],
@@ -156,12 +157,12 @@ pub(crate) fn backward<F: Real>(
     let products = Products::new(segment, memory);
     let writes = &products.writes;
     let count = writes.len();
-    // Of the shared products, summed over columns.
+    // Gradients of the products that all columns share, summed over columns.
     let mut grad_gram = vec![F::zero(); count * count];
     let mut grad_attention = vec![F::zero(); steps * count];
     let mut grad_prior_x = vec![F::zero(); count * columns];
     let mut grad_prior_q = vec![F::zero(); steps * columns];
-    // What a write leaves in the final memory, `[writes, columns]`.
+    // What remains of each write in the final memory, `[writes, columns]`.
     let mut left = vec![F::zero(); count * columns];
 
     let mut decay = Decays::new(segment, 0);
@@ -201,7 +202,7 @@ pub(crate) fn backward<F: Real>(
                     SegmentGrad::add_gain(&mut grad.erase, segment, later, c, -g[b] * d * gram * z[a]);
                 }
             }
-            // The right-hand side w v − e D S₀ᵀx.
+            // Gradients of the right-hand side w v − e D S₀ᵀx.
             let (write, erase) = (segment.gain(&segment.write, step, c), segment.gain(&segment.erase, step, c));
             let (d, prior) = (decay.at(step, 0), products.prior_x[a * columns + c]);
             grad.v[r * columns + c] += write * g[a];

@@ -1,4 +1,4 @@
-//! Matrix products over slices, by the `gemm` crate's microkernels. Public for those who build layers around the rules.
+//! Matrix products over slices, computed by the `gemm` crate. Public for layers that are built around the rules.
 
 use std::ops::Range;
 
@@ -17,26 +17,26 @@ pub struct Mat<'a, F> {
 }
 
 impl<'a, F: Real> Mat<'a, F> {
-    /// Row-major with `cols` columns, as many rows as there are.
+    /// A row-major matrix with `cols` columns and as many rows as the slice holds.
     pub fn new(data: &'a [F], cols: usize) -> Self {
         assert!(cols > 0 && data.len().is_multiple_of(cols), "{} elements in rows of {cols}", data.len());
         Self { data, rows: data.len() / cols, cols, row_stride: cols, col_stride: 1 }
     }
 
-    /// The transpose, without moving anything.
+    /// The transpose, without copying.
     pub fn t(self) -> Self {
         let Self { data, rows, cols, row_stride, col_stride } = self;
         Self { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
     }
 
-    /// Some of the rows.
+    /// A range of rows.
     pub fn rows(self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
         let start = (range.start * self.row_stride).min(self.data.len());
         Self { data: &self.data[start..], rows: range.len(), ..self }
     }
 
-    /// Some of the columns.
+    /// A range of columns.
     pub(crate) fn cols(self, range: Range<usize>) -> Self {
         self.t().rows(range).t()
     }
@@ -46,17 +46,17 @@ impl<'a, F: Real> Mat<'a, F> {
     }
 
     fn is_finite(self) -> bool {
-        // A matrix or its transpose has contiguous rows.
+        // Either the matrix or its transpose has contiguous rows.
         let lines = if self.col_stride == 1 { self } else { self.t() };
         (0..lines.rows).all(|i| {
             let line = &lines.data[i * lines.row_stride..][..lines.cols];
-            // Without a way out of the loop it is done in vectors.
+            // The loop has no early exit, so that the compiler can vectorise it.
             line.iter().fold(true, |finite, x| finite & x.is_finite())
         })
     }
 }
 
-/// A matrix to write to; its rows are contiguous.
+/// A matrix to write to. Its rows are contiguous.
 pub struct MatMut<'a, F> {
     data: &'a mut [F],
     rows: usize,
@@ -65,13 +65,13 @@ pub struct MatMut<'a, F> {
 }
 
 impl<'a, F: Real> MatMut<'a, F> {
-    /// Row-major with `cols` columns, as many rows as there are.
+    /// A row-major matrix with `cols` columns and as many rows as the slice holds.
     pub fn new(data: &'a mut [F], cols: usize) -> Self {
         assert!(cols > 0 && data.len().is_multiple_of(cols), "{} elements in rows of {cols}", data.len());
         Self { rows: data.len() / cols, cols, row_stride: cols, data }
     }
 
-    /// Some of the rows, and some of their columns.
+    /// A range of rows and columns.
     pub(crate) fn block(self, rows: Range<usize>, cols: Range<usize>) -> Self {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
         assert!(cols.start <= cols.end && cols.end <= self.cols, "columns {cols:?} of {}", self.cols);
@@ -85,20 +85,20 @@ pub fn matmul<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat<'_, F>
     product(dst, keep, a, b, Parallelism::None);
 }
 
-/// [`matmul`] where `b` is a memory, or the adjoint of one. Before the first token, and after the last, it holds nothing, and there is
-/// nothing to multiply.
+/// [`matmul`] where `b` is a memory or the adjoint of one. A memory before the first token, and an adjoint after the
+/// last, are often all 0, and then the product is skipped.
 pub(crate) fn matmul_memory<F: Real>(dst: &mut [F], keep: F, a: Mat<'_, F>, b: Mat<'_, F>) {
     if b.data.iter().any(|x| *x != F::zero()) {
         matmul(MatMut::new(dst, b.cols), keep, a, b);
     } else if keep == F::zero() {
-        // Set, not multiplied: it may be anything.
+        // Set rather than multiplied by 0, because it may not be finite.
         dst.fill(F::zero());
     } else {
         crate::real::scale(dst, keep);
     }
 }
 
-/// [`matmul`] on all threads of the current pool. Their number does not change the result.
+/// [`matmul`] on all threads of the current pool. The number of threads does not change the result.
 pub fn matmul_parallel<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat<'_, F>) {
     product(dst, keep, a, b, Parallelism::Rayon(0));
 }
@@ -107,9 +107,9 @@ fn product<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat<'_, F>, t
     assert_eq!(a.cols, b.rows, "inner dimensions");
     assert_eq!((dst.rows, dst.cols), (a.rows, b.cols), "size of the product");
     let accumulate = keep != F::zero();
-    // SAFETY: `Mat` and `MatMut` only hold shapes whose every element lies in their slice: `new` checks it, and blocks
-    // and transposes only address elements of what they are taken from. `dst`, being borrowed mutably, overlaps
-    // neither input, and its rows do not overlap each other.
+    // SAFETY: all elements of a `Mat` or `MatMut` lie in its slice: `new` checks that, and blocks and transposes only
+    // address elements of the matrix that they are taken from. `dst` is borrowed mutably, so it overlaps neither input,
+    // and its rows do not overlap each other.
     unsafe {
         gemm::gemm(
             dst.rows,
@@ -135,17 +135,17 @@ fn product<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat<'_, F>, t
     }
 }
 
-/// Rows of a triangular product that are computed at once: wide enough for the microkernels, narrow enough to skip
-/// most of the half that is zero.
+/// Rows of a triangular product that are computed at once: enough for the microkernels to be fast, and few enough to
+/// skip most of the half that is zero.
 const TRIANGLE: usize = 32;
 
-/// `dst += a b` for `a` whose row `i` is zero from column `bound(i)` on, `bound` rising: the zeros are skipped. Row `i` of the
-/// result does not depend on rows of `b` from `bound(i)` on, whatever they hold.
+/// `dst += a b` where row `i` of `a` is zero from column `bound(i)` on. The zeros are skipped; `bound` must not fall.
+/// Row `i` of the result does not depend on the rows of `b` from `bound(i)` on, even if they are not finite.
 pub fn lower_matmul<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound: impl Fn(usize) -> usize) {
     for start in (0..a.rows).step_by(TRIANGLE) {
         let rows = start..(start + TRIANGLE).min(a.rows);
         let used = bound(rows.end - 1).min(a.cols);
-        // The rows of `b` that only some rows of `a` may see. The others multiply them by 0, and 0 · ∞ is not 0.
+        // The rows of `b` that only some of these rows of `a` use. The others multiply them by 0, and 0 · ∞ is not 0.
         let partly = bound(rows.start).min(used)..used;
         if b.rows(partly.clone()).is_finite() {
             let block = MatMut::new(dst, b.cols).block(rows.clone(), 0..b.cols);
@@ -156,8 +156,9 @@ pub fn lower_matmul<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound:
     }
 }
 
-/// [`lower_matmul`] of these rows of `a`, where a number of `b` is not finite that only some of them may see: it is left out of the product,
-/// which keeps the bits of the others, and added where it is seen. `partly` are the rows of `b` that only some see.
+/// [`lower_matmul`] for these rows of `a`, where some number in the rows `partly` of `b`, which only some rows of `a`
+/// use, is not finite. Such numbers are left out of the product, which does not change the bits of the other results,
+/// and are added where they are used.
 #[cold]
 #[inline(never)]
 fn lower_matmul_careful<F: Real>(
@@ -184,7 +185,7 @@ fn lower_matmul_careful<F: Real>(
     }
 }
 
-/// `dst += aᵀ b` for the same `a`.
+/// `dst += aᵀ b` for `a` as in [`lower_matmul`].
 pub fn lower_matmul_t<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound: impl Fn(usize) -> usize) {
     for start in (0..a.rows).step_by(TRIANGLE) {
         let rows = start..(start + TRIANGLE).min(a.rows);
@@ -194,7 +195,8 @@ pub fn lower_matmul_t<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, boun
     }
 }
 
-/// `dst = a b` where only columns below `bound(i)` of row `i` are wanted; the others are left as they are.
+/// `dst = a b`, computed only for the columns below `bound(i)` of row `i`. What the other columns hold afterwards is
+/// not specified.
 pub fn product_lower<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound: impl Fn(usize) -> usize) {
     for start in (0..a.rows).step_by(TRIANGLE) {
         let rows = start..(start + TRIANGLE).min(a.rows);
@@ -278,7 +280,7 @@ mod tests {
         }
     }
 
-    /// A row of the product is that of the numbers it may see, whatever the others are.
+    /// A row of the product only depends on the rows of `b` below its bound, even if the others are not finite.
     #[test]
     fn triangles_do_not_see_what_is_hidden() {
         let (rows, offset, n) = (77, 5, 3);

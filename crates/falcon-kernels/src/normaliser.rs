@@ -1,27 +1,27 @@
 //! The denominator of a normalised read.
 //!
-//! The last column of the memory sums the weights of all writes, so a read gives `(n, d)`: the weighted sum of
-//! values and the sum of weights. With positive features `d ≥ 0` and the read is `n / (d + ε)`. With signed
-//! features `d` can vanish or turn negative, where adding ε does not help. The choice here is to move `d`
-//! *away from zero*, on the side it is on:
+//! The last column of the memory sums the weights of all writes, so a read gives `(n, d)`: the weighted sum of values
+//! and the sum of weights. With positive features `d ≥ 0`, and the read is `n / (d + ε)`. With signed features `d` can
+//! be zero or negative, and adding ε could make the denominator smaller. Here `d` is moved *away from zero* and keeps
+//! its sign:
 //!
 //! ```text
 //! o = n / safe(d)        safe(d) = d + ε  if d ≥ 0,   d − ε  if d < 0
 //! ```
 //!
-//! For `d ≥ 0` this is the published form; for all `d` it is `|safe(d)| ≥ ε`, and far from zero it is the quotient. Where
-//! `safe(d)` is exactly 0 (ε = 0 and nothing written) there is nothing to read: `o = 0`, without gradient.
+//! For `d ≥ 0` this is the published form. For all `d`, `|safe(d)| ≥ ε`, and far from zero the read approaches `n / d`.
+//! Where `safe(d)` is exactly 0 (ε = 0 and nothing has been written), the read is `o = 0` and has no gradient.
 
 use crate::Real;
 
-/// See the [module](self).
+/// The denominator of the [module](self).
 fn safe<F: Real>(d: F, eps: F) -> F {
     if d < F::zero() { d - eps } else { d + eps }
 }
 
 /// `o = n / safe(d)` with `raw = (n, d)`.
 pub(crate) fn divide<F: Real>(raw: &[F], eps: F, out: &mut [F]) {
-    let (d, n) = raw.split_last().expect("a normalised memory has a last column");
+    let (d, n) = raw.split_last().expect("a normalised memory has a column for the weights");
     let d = safe(*d, eps);
     if d == F::zero() {
         return out.fill(F::zero());
@@ -31,9 +31,9 @@ pub(crate) fn divide<F: Real>(raw: &[F], eps: F, out: &mut [F]) {
     }
 }
 
-/// Adjoint of [`divide`]: `dn = do / safe(d)`, `dd = −(o·do) / safe(d)`. `raw` becomes its own gradient.
+/// Adjoint of [`divide`]: `dn = do / safe(d)`, `dd = −(o·do) / safe(d)`. Replaces `raw` by its gradient.
 pub(crate) fn divide_backward<F: Real>(raw: &mut [F], eps: F, grad_out: &[F]) {
-    let (d, n) = raw.split_last_mut().expect("a normalised memory has a last column");
+    let (d, n) = raw.split_last_mut().expect("a normalised memory has a column for the weights");
     let safe = safe(*d, eps);
     if safe == F::zero() {
         *d = F::zero();
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_denominator_keeps_its_sign_and_its_distance() {
+    fn the_denominator_keeps_its_sign_and_moves_away_from_zero() {
         let eps = 0.25;
         for (d, expected) in [(0.0, 0.25), (-0.0, 0.25), (1.0, 1.25), (-1.0, -1.25), (-1e-9, -0.25 - 1e-9)] {
             assert_eq!(safe(d, eps), expected);

@@ -1,19 +1,22 @@
-//! The number a kernel computes with: `f32` for use, `f64` for proof, from one source.
+//! The number types of the kernels, and the loops over slices that the kernels share.
 
 use std::fmt::{Debug, Display};
 use std::iter::Sum;
 
 use num_traits::{Float, NumAssign};
 
-use crate::compiled::Compiled;
-
-/// A floating-point number the kernels are instantiated with. Sealed: `f32` and `f64`.
-pub trait Real: Float + NumAssign + Sum + Default + Debug + Display + Send + Sync + Compiled + 'static {
-    /// The nearest value of this type.
+/// A floating-point type that the kernels compute in: `f32` or `f64`. No other type can implement it.
+pub trait Real: Float + NumAssign + Sum + Default + Debug + Display + Send + Sync + Sealed + 'static {
+    /// The value of this type nearest to `value`.
     fn of(value: f64) -> Self;
-    /// This value as `f64`, exactly.
+    /// This value as `f64`, without rounding.
     fn wide(self) -> f64;
 }
+
+/// Keeps [`Real`] to the types of this file.
+pub trait Sealed {}
+impl Sealed for f32 {}
+impl Sealed for f64 {}
 
 impl Real for f32 {
     fn of(value: f64) -> Self {
@@ -33,8 +36,8 @@ impl Real for f64 {
     }
 }
 
-// The loops below are inlined wherever they are used, so that inside `simd::dispatch` they are compiled for the
-// instructions the machine has.
+// The loops below are always inlined, so that inside `simd::dispatch` they are compiled for the vector instructions
+// that the machine has.
 
 /// `Σ aᵢ bᵢ`, in sixteen partial sums so that the compiler can keep them in vector registers.
 #[inline(always)]
@@ -55,7 +58,7 @@ pub(crate) fn dot<F: Real>(a: &[F], b: &[F]) -> F {
     lanes[0]
 }
 
-/// `Σ aᵢ bᵢ` in `f64`. For energies, which span twenty orders of magnitude; it costs nothing beside the scan.
+/// `Σ aᵢ bᵢ` in `f64`. For energies, which span twenty orders of magnitude; the cost is small beside that of the scan.
 #[inline(always)]
 pub(crate) fn dot_f64<F: Real>(a: &[F], b: &[F]) -> f64 {
     const LANES: usize = 8;
@@ -63,9 +66,9 @@ pub(crate) fn dot_f64<F: Real>(a: &[F], b: &[F]) -> f64 {
     lanes.iter().sum()
 }
 
-/// `Σ aᵢ bᵢ` over every `LANES`-th `i`, computed in `T`.
+/// `LANES` partial sums of `Σ aᵢ bᵢ`, each over every `LANES`-th `i`, computed in `T`.
 #[inline(always)]
-fn products<F: Real, T: Real, const LANES: usize>(a: &[F], b: &[F], to: impl Fn(F) -> T) -> [T; LANES] {
+pub fn products<F: Real, T: Real, const LANES: usize>(a: &[F], b: &[F], to: impl Fn(F) -> T) -> [T; LANES] {
     let mut lanes = [T::zero(); LANES];
     let (a_blocks, a_rest) = a.as_chunks::<LANES>();
     let (b_blocks, b_rest) = b.as_chunks::<LANES>();
@@ -80,7 +83,7 @@ fn products<F: Real, T: Real, const LANES: usize>(a: &[F], b: &[F], to: impl Fn(
     lanes
 }
 
-/// `a b + c`: rounded once where the machine does it in one instruction, where it would take many, twice.
+/// `a b + c`, rounded once where the machine has a fused instruction, and twice where emulating one would be slow.
 #[inline(always)]
 pub(crate) fn mul_add<F: Real, const FUSED: bool>(a: F, b: F, c: F) -> F {
     if FUSED { a.mul_add(b, c) } else { a * b + c }
@@ -121,13 +124,13 @@ pub(crate) fn multiply<F: Real>(y: &mut [F], x: &[F]) {
     }
 }
 
-/// Numbers of a row that are kept in registers while rows are run through.
+/// Numbers of a row that stay in registers during a loop over rows.
 const TILE: usize = 32;
 
-/// The same where several tiles share the registers.
+/// The same number where several tiles share the registers.
 const NARROW: usize = 16;
 
-/// `y += Σ_l weights[l] · row l`, the rows lying `stride` apart in `rows`. A tile of `y` stays in registers throughout.
+/// `y += Σ_l weights[l] · row l`, where rows are `stride` apart in `rows`. A tile of `y` stays in registers throughout.
 #[inline(always)]
 pub(crate) fn combine<F: Real>(y: &mut [F], weights: &[F], rows: &[F], stride: usize) {
     let width = y.len();
@@ -148,7 +151,8 @@ pub(crate) fn combine<F: Real>(y: &mut [F], weights: &[F], rows: &[F], stride: u
     }
 }
 
-/// Multiplies every row by `gamma` and adds it, so decayed, to each of `sums`: `sums[n] += Σ_l weights[n][l] · row l`.
+/// Multiplies every row by `gamma`, and adds the decayed rows to each of `sums`:
+/// `sums[n] += Σ_l weights[n][l] · row l`.
 #[inline(always)]
 pub(crate) fn decay_combine<F: Real, const N: usize>(
     rows: &mut [F],

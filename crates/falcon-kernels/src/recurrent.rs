@@ -1,4 +1,4 @@
-//! The recurrent form: one step after another. The definition, and its adjoint.
+//! The recurrent form: the definition, step by step, and its adjoint.
 
 use crate::Real;
 use crate::real::dot;
@@ -24,8 +24,8 @@ pub(crate) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut
     }
 }
 
-/// Adjoint of [`forward`]. `memory` is the incoming one; `adjoint` is `Λ = dL/dS` after the last step and
-/// becomes that of the incoming memory.
+/// Adjoint of [`forward`]. `memory` is the incoming memory. `adjoint` is `Λ = dL/dS` after the last step and becomes
+/// that of the incoming memory.
 ///
 /// ```text
 /// a_j = Λᵀ x_j = dL/dz_j    b_j = −dL/dp_j, by the residual's adjoint    dγ = ⟨Λ, S⟩

@@ -1,4 +1,4 @@
-//! What a rule is: data, not code.
+//! Rules as data.
 //!
 //! Every rule of the family is one update of a `dim_k × dim_v` memory `S`,
 //!
@@ -6,10 +6,9 @@
 //! S_t = γ_t S_{t−1} + (1/B_t) Σ_{j ∈ window} x_j (w_t v_j − e_t S_{t−1}ᵀ x_j)ᵀ        o_t = S_tᵀ q_t
 //! ```
 //!
-//! and a [`Rule`] says where `x`, `w`, `e` and `γ` come from. Presets are constants; a new rule is a new
-//! constant.
+//! and a [`Rule`] says where `x`, `w`, `e` and `γ` come from. The presets are constants, and so is a new rule.
 
-use crate::error::RuleError;
+use crate::error::{Constant, RuleError};
 
 /// The objective whose gradient step is the write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,16 +24,16 @@ pub enum Objective {
 }
 
 impl Objective {
-    /// Every objective.
+    /// All variants.
     pub const ALL: [Self; 3] = [Self::InnerProduct, Self::Regression, Self::DecayedRegression];
 
-    /// Whether its write asks the memory what it says of a key.
+    /// Whether the write depends on what the memory predicts for a key.
     pub(crate) fn erases(self) -> bool {
         self != Self::InnerProduct
     }
 }
 
-/// One gain for the whole value, or one for each of its columns.
+/// Whether a value has one gain or one for each of its columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Columns {
     /// `η_t` is a number.
@@ -43,12 +42,12 @@ pub enum Columns {
     Each,
 }
 
-/// Which key a value is paired with.
+/// The key that a value is paired with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Align {
-    /// `x_t = k_{t−1}`: the previous key learns the value just revealed. The first token of a fresh sequence
-    /// has no previous key: nothing is written and nothing decays.
+    /// `x_t = k_{t−1}`: the previous key is paired with the current value. The first token of a fresh sequence has no
+    /// previous key, so it writes nothing and nothing decays.
     Next,
     /// `x_t = k_t`.
     Same,
@@ -76,7 +75,7 @@ pub enum Gain {
 }
 
 impl Gain {
-    /// Every way to give the step size.
+    /// All variants.
     pub const ALL: [Self; 3] = [Self::Unit, Self::Beta, Self::Eta];
 }
 
@@ -89,15 +88,15 @@ pub enum Decay {
     Ridge,
     /// The input is a ridge in units of the energy, `λ = λ̄ E`.
     ScaledRidge {
-        /// Take no gradient through the multiplier `E` (it still flows through the step size).
+        /// Whether to treat the factor `E` as a constant in the gradient. The gradient through the step size remains.
         detach: bool,
     },
-    /// The input is `γ ∈ [0, 1]` itself. Repeat it over time with [`crate::View::per_head`] for a fixed decay.
+    /// The input is `γ ∈ [0, 1]` itself. For a fixed decay, repeat it over time with [`crate::View::per_head`].
     Gate,
 }
 
 impl Decay {
-    /// Every way to give the carry.
+    /// All variants.
     pub const ALL: [Self; 5] = [
         Self::None,
         Self::Ridge,
@@ -107,38 +106,38 @@ impl Decay {
     ];
 }
 
-/// Division of the read by the total weight written, as in normalised linear attention.
+/// Divides a read by the total weight of the writes, as in normalised linear attention.
 ///
-/// The total is one more value column that is constantly 1, so the memory has `dim_v + 1` columns. With
-/// signed features it can be zero or negative; see [`crate::normaliser`] for the denominator used.
+/// The total weight is one more column of the memory, whose values are always 1, so the memory has `dim_v + 1` columns.
+/// With signed features it can be zero or negative; see [`crate::normaliser`] for the denominator used.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Normaliser {
-    /// Added to the denominator, away from zero.
+    /// Moves the denominator away from zero.
     pub eps: f64,
 }
 
-/// A member of the family. See the [module](self) for the update it names.
+/// One rule of the family. See the [module](self) for its update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rule {
-    /// What the write descends.
+    /// The objective that a write descends.
     pub objective: Objective,
     /// Shared or per-column gains.
     pub columns: Columns,
     /// How many of the latest pairs each step writes, `B ≥ 1`.
     pub window: usize,
-    /// Which key meets which value.
+    /// The key that a value is paired with.
     pub align: Align,
-    /// Read before or after the write.
+    /// Whether a token reads before or after its write.
     pub read: Read,
-    /// Where the step size comes from.
+    /// How the step size is given.
     pub gain: Gain,
-    /// Where the carry comes from.
+    /// How the carry is given.
     pub decay: Decay,
-    /// `ε` of the step size. What the number type cannot hold counts as a quarter of its largest value.
+    /// `ε` of the step size. At most a quarter of the largest value of the number type is used.
     pub eps: f64,
-    /// `ε_γ`: a ridge never takes the carry below this. `None` lets `γ = 1 − ηλ` fall where it falls.
+    /// `ε_γ`, the least carry that a ridge leaves. With `None`, the carry is `γ = 1 − ηλ` without a lower bound.
     pub clamp: Option<f64>,
-    /// Normalised read, if any.
+    /// The normaliser of reads, if any.
     pub normaliser: Option<Normaliser>,
 }
 
@@ -206,10 +205,11 @@ impl Rule {
     /// The longest window.
     pub const MAX_WINDOW: usize = 1 << 20;
 
-    /// The longest whose curvature is asked for: a matrix of its size squared, and work of its cube, at every step.
+    /// The longest window of a rule that needs its curvature: every step takes memory of its square and time of its
+    /// cube.
     pub const MAX_CURVED_WINDOW: usize = 1 << 10;
 
-    /// Rejects combinations that no kernel can run, with the reason.
+    /// Refuses combinations that no kernel can run, with the reason.
     pub fn validate(&self) -> Result<(), RuleError> {
         let Rule { window, columns, gain, objective, .. } = *self;
         if window == 0 {
@@ -233,26 +233,26 @@ impl Rule {
             if columns == Columns::Each {
                 return Err(RuleError::NormalisedColumns);
             }
-            constant("normaliser eps", normaliser.eps, f64::INFINITY)?;
+            check_constant(Constant::Normaliser, normaliser.eps, f64::INFINITY)?;
         }
-        constant("eps", self.eps, f64::INFINITY)?;
+        check_constant(Constant::Eps, self.eps, f64::INFINITY)?;
         if let Some(clamp) = self.clamp {
-            constant("clamp (eps_gamma)", clamp, 1.0)?;
+            check_constant(Constant::Clamp, clamp, 1.0)?;
         }
         Ok(())
     }
 
-    /// Whether the write erases, i.e. reads the memory before writing to it.
+    /// Whether a write erases, that is, subtracts what the memory predicts.
     pub fn erases(&self) -> bool {
         self.objective.erases()
     }
 
-    /// Columns of the memory: those of the value, and one for the normaliser.
+    /// Columns of the memory: those of a value, and one more for a normaliser.
     pub fn state_columns(&self, dim_v: usize) -> usize {
         dim_v.saturating_add(usize::from(self.normaliser.is_some()))
     }
 
-    /// Pairs before a segment that its window can still see.
+    /// The most pairs from before a segment that its window can hold.
     pub fn tail_capacity(&self) -> usize {
         self.window.saturating_sub(1)
     }
@@ -263,8 +263,8 @@ impl Rule {
     }
 }
 
-fn constant(name: &'static str, value: f64, below: f64) -> Result<(), RuleError> {
-    if value >= 0.0 && value < below { Ok(()) } else { Err(RuleError::Constant { name, value, below }) }
+fn check_constant(constant: Constant, value: f64, below: f64) -> Result<(), RuleError> {
+    if value >= 0.0 && value < below { Ok(()) } else { Err(RuleError::Constant { constant, value, below }) }
 }
 
 #[cfg(test)]
@@ -278,7 +278,7 @@ mod tests {
         }
     }
 
-    /// With a window of one, Falcon-3 and 3A are Falcon-1 and 1A, but for the gradient that their presets leave out.
+    /// With a window of 1, Falcon-3 and 3A are Falcon-1 and 1A, except that their presets detach the ridge.
     #[test]
     fn a_window_of_one_is_no_window() {
         for (windowed, plain) in [(Rule::FALCON_3, Rule::FALCON_1), (Rule::FALCON_3A, Rule::FALCON_1A)] {
@@ -288,20 +288,20 @@ mod tests {
     }
 
     #[test]
-    fn impossible_rules_say_why() {
-        let said = |rule: Rule| rule.validate().unwrap_err().to_string();
-        assert_eq!(said(Rule { window: 0, ..Rule::FALCON_3 }), "the window must hold at least 1 pair, got 0");
-        assert!(said(Rule { window: usize::MAX, ..Rule::FALCON_3A }).ends_with("too long, at most 1048576"));
+    fn impossible_rules_are_refused_with_the_reason() {
+        let message = |rule: Rule| rule.validate().unwrap_err().to_string();
+        assert_eq!(message(Rule { window: 0, ..Rule::FALCON_3 }), "the window must hold at least 1 pair, got 0");
+        assert!(message(Rule { window: usize::MAX, ..Rule::FALCON_3A }).ends_with("too long, at most 1048576"));
         assert!(
-            said(Rule { window: 1025, ..Rule::FALCON_3 })
+            message(Rule { window: 1025, ..Rule::FALCON_3 })
                 .ends_with("too long, at most 1024: the curvature of a window costs its cube at every step")
         );
-        assert_eq!(said(Rule { window: 4, ..Rule::FALCON_2 }), "per-column gains need window 1, got 4");
-        assert!(said(Rule { gain: Gain::Unit, ..Rule::FALCON_2 }).contains("per-column"));
+        assert_eq!(message(Rule { window: 4, ..Rule::FALCON_2 }), "per-column gains need window 1, got 4");
+        assert!(message(Rule { gain: Gain::Unit, ..Rule::FALCON_2 }).contains("per-column"));
         let normaliser = Some(Normaliser { eps: 1e-6 });
-        assert!(said(Rule { normaliser, ..Rule::FALCON_1 }).contains("inner-product"));
-        assert!(said(Rule { normaliser, ..Rule::FALCON_2A }).contains("one gain"));
-        assert!(said(Rule { eps: f64::NAN, ..Rule::FALCON_1 }).contains("NaN"));
-        assert!(said(Rule { clamp: Some(1.0), ..Rule::FALCON_1 }).starts_with("clamp (eps_gamma) must be in"));
+        assert!(message(Rule { normaliser, ..Rule::FALCON_1 }).contains("inner-product"));
+        assert!(message(Rule { normaliser, ..Rule::FALCON_2A }).contains("one gain"));
+        assert!(message(Rule { eps: f64::NAN, ..Rule::FALCON_1 }).contains("NaN"));
+        assert!(message(Rule { clamp: Some(1.0), ..Rule::FALCON_1 }).starts_with("clamp (eps_gamma) must be in"));
     }
 }

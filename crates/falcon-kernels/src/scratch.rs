@@ -1,4 +1,4 @@
-//! Memory that kernels reuse from chunk to chunk.
+//! Working memory that kernels reuse from chunk to chunk.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,14 +6,14 @@ use crate::Real;
 
 static POISONED: AtomicBool = AtomicBool::new(false);
 
-/// From now on fills scratch memory with NaN before every use, so that a kernel that reads what it did not write is
-/// found out. For tests.
+/// Fills working memory with NaN before every use from now on. Tests use this to find kernels that read numbers they
+/// did not write.
 #[doc(hidden)]
 pub fn poison_scratch() {
     POISONED.store(true, Ordering::Relaxed);
 }
 
-/// A buffer that only grows. What is handed out holds whatever was there before.
+/// A buffer that only grows. Its slices hold arbitrary numbers from earlier uses.
 #[derive(Default)]
 pub(crate) struct Scratch<F> {
     buffer: Vec<F>,

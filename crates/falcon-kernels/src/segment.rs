@@ -1,11 +1,11 @@
-//! One head over a run of consecutive steps, packed: what every form computes on.
+//! One head over consecutive steps, packed into contiguous arrays: the unit that every form computes on.
 //!
-//! A segment is a whole sequence (masked form), a chunk (chunked form) or a stretch between two saved states
-//! (recurrent form). All three answer the same two calls, `forward` and `backward`, on this type.
+//! A segment is a whole sequence (masked form), a chunk (chunked form) or the steps between two saved memories
+//! (recurrent form). Each form has two functions on this type, `forward` and `backward`.
 //!
-//! Times and rows. Step `i` takes the memory from time `i` to time `i + 1`; time 0 is the incoming memory.
-//! Row `r` is a pair `(x_r, v_r)`: first `tail` pairs from before the segment, then one for each step, so that
-//! step `i` brings row `tail + i` and writes the rows of [`Segment::window`].
+//! Step `i` takes the memory from time `i` to time `i + 1`, and time 0 is the incoming memory. Row `r` is a pair
+//! `(x_r, v_r)`: first `tail` pairs from before the segment, then one pair for each step. Step `i` adds row `tail + i`
+//! and writes the rows of [`Segment::window`].
 
 use std::ops::Range;
 
@@ -17,28 +17,30 @@ use crate::state::row;
 pub(crate) struct Segment<F> {
     pub steps: usize,
     pub tail: usize,
-    /// The first row that is a pair: 1 where row 0 is the boundary of a fresh sequence, else 0.
+    /// The first row that is a pair: 1 if row 0 is the first token of a fresh sequence and has no pair, else 0.
     pub first: usize,
     pub window: usize,
     pub dim_k: usize,
     /// Columns of a value.
     pub values: usize,
-    /// Columns of the memory: the value's, and the normaliser's.
+    /// Columns of the memory: those of a value, and that of the normaliser.
     pub columns: usize,
     pub read_before: bool,
     pub objective: Objective,
     /// Whether `write`, `erase` and `gamma` are `[steps, columns]` rather than `[steps]`.
     pub each_column: bool,
-    /// Queries `[steps, dim_k]`, and below them the write features `[rows, dim_k]`: one matrix, so that one product
-    /// with the memory serves reads and predictions.
+    /// Queries `[steps, dim_k]`, and below them the keys that are written `[rows, dim_k]`, in one matrix so that one
+    /// product with the memory gives both reads and predictions.
     pub qx: Vec<F>,
     /// Values `[rows, columns]`.
     pub v: Vec<F>,
-    /// `w / B`: the gain `w` of the value ([`crate::rule`]), divided by the pairs in the window. Kernels take this for `w`.
+    /// `w / B`: the gain `w` of the value ([`crate::rule`]), divided by the number of pairs in the window. The
+    /// equations of the kernels call this `w`.
     pub write: Vec<F>,
-    /// `e / B`, likewise the gain of the prediction. All 0 where nothing is erased. Kernels take it for `e`.
+    /// `e / B`: the gain `e` of the prediction, likewise divided, and 0 for rules that do not erase. The equations of
+    /// the kernels call this `e`.
     pub erase: Vec<F>,
-    /// Carry.
+    /// The carry `γ`.
     pub gamma: Vec<F>,
 }
 
@@ -72,7 +74,7 @@ impl<F: Real> Segment<F> {
         if self.each_column { self.columns } else { 1 }
     }
 
-    /// The rows that step `i` writes: the latest `window` pairs.
+    /// The rows that `step` writes: the latest `window` pairs.
     #[inline(always)]
     pub fn window(&self, step: usize) -> Range<usize> {
         let newest = self.tail + step;
@@ -80,7 +82,7 @@ impl<F: Real> Segment<F> {
         oldest.max(self.first)..newest + 1
     }
 
-    /// The time at which step `i` reads the memory.
+    /// The time at which `step` reads the memory.
     #[inline(always)]
     pub fn read_time(&self, step: usize) -> usize {
         if self.read_before { step } else { step + 1 }
@@ -98,7 +100,7 @@ impl<F: Real> Segment<F> {
         &self.qx[..self.steps * self.dim_k]
     }
 
-    /// Write features `[rows, dim_k]`.
+    /// The keys that are written, `[rows, dim_k]`.
     pub fn x(&self) -> &[F] {
         &self.qx[self.steps * self.dim_k..]
     }
@@ -120,18 +122,18 @@ impl<F: Real> Segment<F> {
 
     /// The gains of a step, one or one for each column, from `write`, `erase` or `gamma`.
     #[inline(always)]
-    pub fn gains<'a>(&self, of: &'a [F], step: usize) -> &'a [F] {
-        &of[row(step, self.gain_width())]
+    pub fn gains<'a>(&self, gains: &'a [F], step: usize) -> &'a [F] {
+        &gains[row(step, self.gain_width())]
     }
 
-    /// One column's gain.
+    /// The gain of one column, from `write`, `erase` or `gamma`.
     #[inline(always)]
-    pub fn gain(&self, of: &[F], step: usize, column: usize) -> F {
-        if self.each_column { of[step * self.columns + column] } else { of[step] }
+    pub fn gain(&self, gains: &[F], step: usize, column: usize) -> F {
+        if self.each_column { gains[step * self.columns + column] } else { gains[step] }
     }
 }
 
-/// `d loss / d` each array of a [`Segment`], accumulated.
+/// The accumulated gradients of the arrays of a [`Segment`].
 #[derive(Default)]
 pub(crate) struct SegmentGrad<F> {
     pub qx: Vec<F>,
@@ -142,7 +144,7 @@ pub(crate) struct SegmentGrad<F> {
 }
 
 impl<F: Real> SegmentGrad<F> {
-    /// All zero, in the sizes of `segment`.
+    /// Sets all gradients to 0, in the sizes of `segment`.
     pub fn reset(&mut self, segment: &Segment<F>) {
         for (grad, like) in [
             (&mut self.qx, &segment.qx),
@@ -156,10 +158,10 @@ impl<F: Real> SegmentGrad<F> {
         }
     }
 
-    /// Adds to the gradient of a step's gain, over all columns or for one.
+    /// Adds to the gradient of the gain of a step: that of `column`, or that which all columns share.
     #[inline(always)]
-    pub fn add_gain(of: &mut [F], segment: &Segment<F>, step: usize, column: usize, value: F) {
+    pub fn add_gain(grad: &mut [F], segment: &Segment<F>, step: usize, column: usize, value: F) {
         let index = if segment.each_column { step * segment.columns + column } else { step };
-        of[index] += value;
+        grad[index] += value;
     }
 }

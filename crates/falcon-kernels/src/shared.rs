@@ -1,10 +1,10 @@
-//! One array that several threads fill, each its own heads.
+//! An array whose heads are written by several threads.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A `[tokens, heads, width]` array, handed out by sequence and head: rows of one head lie apart, so a slice cannot
-/// be split among tasks the usual way.
+/// A `[tokens, heads, width]` array that is divided by sequence and head. The rows of one head are not adjacent, so the
+/// slice cannot be split among tasks with `split_at_mut`.
 pub(crate) struct SharedHeads<'a, F> {
     data: *mut F,
     offsets: &'a [usize],
@@ -14,7 +14,7 @@ pub(crate) struct SharedHeads<'a, F> {
     marker: PhantomData<&'a mut [F]>,
 }
 
-// SAFETY: the array is only reached through `claim`, which gives every row to at most one caller.
+// SAFETY: the array is only accessed through `claim`, which gives every row to at most one caller.
 unsafe impl<F: Send> Sync for SharedHeads<'_, F> {}
 
 /// The rows of one head in one sequence.
@@ -30,22 +30,22 @@ impl<'a, F> SharedHeads<'a, F> {
     /// `offsets` cut the tokens into sequences.
     pub fn new(data: &'a mut [F], offsets: &'a [usize], heads: usize, width: usize) -> Self {
         let tokens = offsets.last().copied().unwrap_or(0);
-        // Checked: a product that wrapped around would let every later access out of the array.
+        // Checked, because a product that wrapped around would allow accesses outside of the array.
         let needed = tokens.checked_mul(heads).and_then(|rows| rows.checked_mul(width));
         assert_eq!(needed, Some(data.len()), "[{tokens}, {heads}, {width}]");
-        assert!(offsets.is_sorted(), "offsets rise");
+        assert!(offsets.is_sorted(), "offsets must not fall");
         let sequences = offsets.len().saturating_sub(1);
         let claimed = (0..sequences * heads).map(|_| AtomicBool::new(false)).collect();
         Self { data: data.as_mut_ptr(), offsets, heads, width, claimed, marker: PhantomData }
     }
 
-    /// The rows of `head` in `sequence`. Each can be claimed once.
+    /// The rows of `head` in `sequence`, which can be claimed only once.
     pub fn claim(&self, sequence: usize, head: usize) -> HeadRows<'_, F> {
         assert!(head < self.heads && sequence + 1 < self.offsets.len(), "no such rows");
         let taken = self.claimed[sequence * self.heads + head].swap(true, Ordering::Relaxed);
         assert!(!taken, "head {head} of sequence {sequence} is claimed already");
         let start = self.offsets[sequence];
-        // Wrapping: an empty sequence at the very end has no row to point to, and none is ever read.
+        // An empty sequence at the end has no row, so its pointer may lie outside of the array and is never read.
         let first = self.data.wrapping_add((start * self.heads + head) * self.width);
         let len = self.offsets[sequence + 1] - start;
         HeadRows { first, stride: self.heads * self.width, width: self.width, len, marker: PhantomData }
@@ -57,13 +57,14 @@ impl<F> HeadRows<'_, F> {
     #[inline(always)]
     pub fn row(&mut self, token: usize) -> &mut [F] {
         assert!(token < self.len, "token {token} of {}", self.len);
-        // SAFETY: rows below `len` lie within the array, since `new` checked its length and the offsets. They belong to this value alone, because `claim` hands out each
-        // sequence and head once and different ones share no row; `&mut self` keeps two of its rows from being out at once.
+        // SAFETY: rows below `len` lie within the array, since `new` checked its length and the offsets. They belong to
+        // this value alone, because `claim` gives out each sequence and head once and different ones share no row;
+        // `&mut self` keeps two of its rows from being borrowed at once.
         unsafe { std::slice::from_raw_parts_mut(self.first.add(token * self.stride), self.width) }
     }
 }
 
-// SAFETY: it is a mutable borrow of its rows, and of nothing else.
+// SAFETY: the value is a mutable borrow of its rows, and of nothing else.
 unsafe impl<F: Send> Send for HeadRows<'_, F> {}
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! Run-time choice of vector instructions.
+//! Vector instructions, chosen at run time.
 
 use pulp::{Arch, Simd, WithSimd};
 
-/// Work whose body, inlined, is compiled once for each instruction set and run with the best one the machine has.
+/// Work that is compiled once for each instruction set and run with the best one that the machine has.
 pub(crate) trait Vectorised {
-    /// Must be `#[inline(always)]`, and so must what it calls, to be compiled for the chosen instructions. `FUSED` says
-    /// whether those multiply and add in one; see [`crate::real::mul_add`].
+    /// This and everything it calls must be `#[inline(always)]` to be compiled for the chosen instructions. `FUSED`
+    /// says whether they have a fused multiply-add; see [`crate::real::mul_add`].
     fn run<const FUSED: bool>(self);
 }
 
@@ -16,12 +16,17 @@ impl<W: Vectorised> WithSimd for Wrapped<W> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        // True of every vector extension that `pulp` has for x86 and ARM; not of WebAssembly's.
+        // All vector extensions that `pulp` has for x86 and ARM are fused, those for WebAssembly are not.
         if S::IS_SCALAR || cfg!(target_family = "wasm") { self.0.run::<false>() } else { self.0.run::<true>() }
     }
 }
 
-/// Runs `work` with the machine's vector instructions.
+/// Runs `f`, which should be `#[inline(always)]`, compiled for the vector instructions that the machine has.
+pub fn vectorised<R>(f: impl FnOnce() -> R) -> R {
+    Arch::new().dispatch(f)
+}
+
+/// Runs `work` with the vector instructions that the machine has.
 pub(crate) fn dispatch(work: impl Vectorised) {
     Arch::new().dispatch(Wrapped(work));
 }

@@ -1,28 +1,28 @@
-//! What a continuation needs: the memory, the last key, and the window's tail.
+//! The state between two pieces of a sequence: the memory, the last key, and the tail of the window.
 
 use crate::Real;
 use crate::error::Error;
 use crate::inputs::Sizes;
 use crate::rule::{Align, Rule};
 
-/// The state of a batch of sequences between two segments: a fixed size, however long the sequences.
+/// The state of a batch of sequences between two calls. Its size does not depend on the lengths of the sequences.
 ///
-/// The gradient of a state is a state too: the same arrays, with `started` and `tail_len` as in the state it
-/// belongs to.
+/// The gradient of a state is a state, too: it has the same arrays, and `started` and `tail_len` of the state that it
+/// is the gradient of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State<F> {
-    /// Memories `[sequences, heads, dim_k, columns]`; a normalised rule has `dim_v + 1` columns, the last of
-    /// them the normaliser.
+    /// Memories `[sequences, heads, dim_k, columns]`. A normalised rule has `dim_v + 1` columns, the last of which is
+    /// the normaliser.
     pub memory: Vec<F>,
-    /// The last key of each sequence `[sequences, key_heads, dim_k]`, where it has `started`.
+    /// The last key of each sequence that has `started`, `[sequences, key_heads, dim_k]`.
     pub last_key: Vec<F>,
-    /// Keys of the latest pairs `[sequences, window − 1, key_heads, dim_k]`, oldest first, `tail_len` of them.
+    /// Keys of the latest `tail_len` pairs, oldest first, `[sequences, window − 1, key_heads, dim_k]`.
     pub tail_x: Vec<F>,
     /// Values of the latest pairs `[sequences, window − 1, heads, dim_v]`.
     pub tail_v: Vec<F>,
     /// How many pairs the tail of each sequence holds.
     pub tail_len: Vec<usize>,
-    /// Whether each sequence has seen a token. Only next-latent alignment asks.
+    /// Whether each sequence has had a token. Only next-latent alignment uses this.
     pub started: Vec<bool>,
     shape: Shape,
 }
@@ -39,7 +39,7 @@ struct Shape {
 }
 
 impl<F: Real> State<F> {
-    /// The state before any token: memory 0, no key, no pair.
+    /// The state before any token: a memory of zeros, no key and no pairs.
     pub fn fresh(rule: &Rule, sizes: &Sizes) -> Self {
         let &Sizes { sequences, heads, key_heads, dim_k, dim_v, .. } = sizes;
         let (columns, tail) = (rule.state_columns(dim_v), rule.tail_capacity());
@@ -54,7 +54,7 @@ impl<F: Real> State<F> {
         }
     }
 
-    /// A state of the same sizes with all numbers 0: where gradients are gathered.
+    /// A state of the same sizes with all numbers 0, to accumulate gradients in.
     pub fn zeros_like(&self) -> Self {
         let zeros = |data: &[F]| vec![F::zero(); data.len()];
         Self {
@@ -68,7 +68,7 @@ impl<F: Real> State<F> {
         }
     }
 
-    /// The states of some of its sequences, in this order; one may be taken more than once.
+    /// The states of the given sequences, in this order. A sequence may be given more than once.
     ///
     /// ```
     /// use falcon_kernels::{Rule, Sizes, State};
@@ -76,20 +76,20 @@ impl<F: Real> State<F> {
     /// let sizes = Sizes { tokens: 0, sequences: 3, heads: 1, key_heads: 1, dim_k: 1, dim_v: 1 };
     /// let mut state: State<f64> = State::fresh(&Rule::FALCON_1, &sizes);
     /// state.memory.copy_from_slice(&[1.0, 2.0, 3.0]);
-    /// // A sequence that goes on twice, and one that is dropped.
+    /// // The first sequence is continued twice, the second is dropped.
     /// assert_eq!(state.select(&[2, 0, 0]).memory, [3.0, 1.0, 1.0]);
-    /// // Sequences that were read apart, to go on together.
+    /// // Sequences of separate calls are continued together.
     /// let parts = [state.select(&[0]), state.select(&[1, 2])];
     /// assert_eq!(State::join(&parts), state);
     /// ```
     ///
     /// # Panics
     ///
-    /// If there is no such sequence.
+    /// If a sequence does not exist.
     pub fn select(&self, sequences: &[usize]) -> Self {
-        let of_all = self.shape.sequences;
+        let count = self.shape.sequences;
         let rows = |data: &[F]| -> Vec<F> {
-            let width = data.len() / of_all.max(1);
+            let width = data.len() / count.max(1);
             sequences
                 .iter()
                 .flat_map(|sequence| &data[sequence * width..(sequence + 1) * width])
@@ -107,16 +107,16 @@ impl<F: Real> State<F> {
         }
     }
 
-    /// The sequences of all these states, one after the other: the other direction of [`State::select`].
+    /// The sequences of all given states in one state; the inverse of [`State::select`].
     ///
     /// # Panics
     ///
-    /// If there is none, or if they are of different rules or sizes.
+    /// If there is no state, or if the states were made for different rules or sizes.
     pub fn join(states: &[Self]) -> Self {
-        let shape = states.first().expect("a state at least").shape;
+        let shape = states.first().expect("at least one state").shape;
         let alike = |state: &Self| Shape { sequences: 0, ..state.shape } == Shape { sequences: 0, ..shape };
-        assert!(states.iter().all(alike), "states of one rule and size");
-        let all = |of: fn(&Self) -> &[F]| states.iter().flat_map(of).copied().collect();
+        assert!(states.iter().all(alike), "states of one rule and of the same sizes");
+        let all = |array: fn(&Self) -> &[F]| states.iter().flat_map(array).copied().collect();
         Self {
             memory: all(|state| &state.memory),
             last_key: all(|state| &state.last_key),
@@ -128,7 +128,7 @@ impl<F: Real> State<F> {
         }
     }
 
-    /// Refuses a state that was made for other sizes, or whose arrays were replaced by shorter ones.
+    /// Refuses a state that was made for another rule or other sizes, or whose arrays have other lengths.
     pub fn check(&self, rule: &Rule, sizes: &Sizes) -> Result<(), Error> {
         let shape = &self.shape;
         let lengths = self.shapes().map(|shape| shape.iter().product());
@@ -162,7 +162,7 @@ impl<F: Real> State<F> {
         Ok(())
     }
 
-    /// The sizes it was made for, without a token.
+    /// The sizes that the state was made for, with no tokens.
     pub(crate) fn sizes(&self) -> Sizes {
         let Shape { sequences, heads, key_heads, dim_k, dim_v, .. } = self.shape;
         Sizes { tokens: 0, sequences, heads, key_heads, dim_k, dim_v }
@@ -179,7 +179,7 @@ impl<F: Real> State<F> {
         ]
     }
 
-    /// Bytes held: what a stream costs, whatever its length.
+    /// The bytes of the arrays.
     pub fn bytes(&self) -> usize {
         let numbers = self.memory.len() + self.last_key.len() + self.tail_x.len() + self.tail_v.len();
         numbers * size_of::<F>()

@@ -1,4 +1,4 @@
-//! One write and one read of one head's memory: the definition everything else is tested against.
+//! One write and one read of the memory of one head: the definition that everything else is tested against.
 
 use crate::Real;
 use crate::real::{axpy, dot};
@@ -14,7 +14,7 @@ pub(crate) fn read<F: Real>(memory: &[F], q: &[F], out: &mut [F]) {
     }
 }
 
-/// The predictions `p_j = Sᵀ x_j` of one step and what its pairs write, `z_j`, `[window, columns]`.
+/// The predictions `p_j = Sᵀ x_j` of one step and the writes `z_j` of its pairs, `[window, columns]` each.
 #[inline(always)]
 pub(crate) fn predict<F: Real>(segment: &Segment<F>, step: usize, memory: &[F], p: &mut [F], z: &mut [F]) {
     let columns = segment.columns;
@@ -25,7 +25,7 @@ pub(crate) fn predict<F: Real>(segment: &Segment<F>, step: usize, memory: &[F], 
     }
 }
 
-/// What one pair writes: `z = w v − e p`, for its value and what the memory says of its key.
+/// The write of one pair, `z = w v − e p`, from its value and the prediction for its key.
 #[inline(always)]
 pub(crate) fn residual<F: Real>(segment: &Segment<F>, step: usize, v: &[F], p: &[F], z: &mut [F]) {
     z.copy_from_slice(v);
@@ -38,7 +38,8 @@ pub(crate) fn residual<F: Real>(segment: &Segment<F>, step: usize, v: &[F], p: &
     }
 }
 
-/// Adjoint of [`residual`] for row `j`: adds to the gradients of `v`, `w` and `e`, and makes `a = dL/dz` that of `−p`.
+/// Adjoint of [`residual`] for row `j`: adds to the gradients of `v`, `w` and `e`, and replaces `a = dL/dz` by
+/// `−dL/dp`.
 ///
 /// ```text
 /// dv += w a    dw += a·v    de −= a·p    −dp = e a
@@ -71,7 +72,7 @@ pub(crate) fn write<F: Real>(segment: &Segment<F>, step: usize, z: &[F], memory:
     }
 }
 
-/// Multiplies every row by one number, or column by column.
+/// Multiplies every row by one number, or by one number for each column.
 #[inline(always)]
 pub(crate) fn scale_columns<F: Real>(matrix: &mut [F], columns: usize, by: &[F]) {
     for line in matrix.chunks_exact_mut(columns) {
@@ -90,7 +91,7 @@ pub(crate) fn outer<F: Real>(matrix: &mut [F], scale: F, x: &[F], y: &[F]) {
     }
 }
 
-/// `y += scale · M x`, the product that gives gradients of keys and queries.
+/// `y += scale · M x`.
 #[inline(always)]
 pub(crate) fn apply<F: Real>(y: &mut [F], scale: F, matrix: &[F], x: &[F]) {
     for (y, line) in y.iter_mut().zip(matrix.chunks_exact(x.len())) {

@@ -1,25 +1,25 @@
-//! A `[tokens, heads, dim]` tensor read through strides, so that nobody transposes or copies to call a kernel.
+//! Tensors `[tokens, heads, dim]` that are read through strides, so that a caller need not transpose or copy them.
 
 use crate::Real;
 use crate::error::Error;
 
-/// A read-only `[tokens, heads, dim]` tensor over a slice. Rows of `dim` numbers are contiguous; tokens and
-/// heads may lie at any stride.
+/// A read-only `[tokens, heads, dim]` tensor over a slice. Rows of `dim` numbers are contiguous; tokens and heads may
+/// have any stride.
 ///
 /// A batch `[batch, time, heads, dim]` is `[batch·time, heads, dim]` with offsets `0, time, 2·time, …`; a batch
 /// `[batch, heads, time, dim]` is `[time, batch·heads, dim]` with strides `[dim, time·dim]`:
 ///
 /// ```
-/// use falcon_kernels::{Form, Inputs, Rule, View, forward};
+/// use falcon_kernels::{Call, Form, Inputs, Rule, View};
 ///
 /// let (batch, heads, time, dim) = (2, 3, 5, 4);
 /// let data: Vec<f64> = (0..batch * heads * time * dim).map(|i| (i as f64).sin()).collect();
-/// // Time is the outer axis, and every head of the batch a head of one sequence.
+/// // Time is the outer axis, and the heads of the whole batch are heads of one sequence.
 /// let view = View::strided(&data, [time, batch * heads, dim], [dim, time * dim])?;
 /// let inputs = Inputs { q: view, k: view, v: view, gain: None, decay: None, offsets: &[0, time] };
-/// let mut state = inputs.fresh_state(&Rule::LINEAR_ATTENTION)?;
-/// let mut out = vec![0.0; data.len()];
-/// forward(&Rule::LINEAR_ATTENTION, Form::CHUNKED, &inputs, &mut state, &mut out)?;
+/// let call = Call::new(&Rule::LINEAR_ATTENTION, Form::CHUNKED, inputs)?;
+/// let (mut state, mut out) = (call.fresh_state(), vec![0.0; data.len()]);
+/// call.forward(&mut state, &mut out)?;
 /// # Ok::<(), falcon_kernels::Error>(())
 /// ```
 ///
@@ -29,11 +29,11 @@ pub struct View<'a, F> {
     data: &'a [F],
     shape: [usize; 3],
     strides: [usize; 2],
-    /// Where tokens do not lie at one stride: those of each sequence of a batch do.
+    /// Set where only the tokens of one sequence have a common stride.
     batch: Option<Batch>,
 }
 
-/// Sequences of equal length at a stride of their own.
+/// Sequences of equal length with a stride of their own.
 #[derive(Clone, Copy, Debug)]
 struct Batch {
     time: usize,
@@ -41,7 +41,7 @@ struct Batch {
 }
 
 impl<'a, F: Real> View<'a, F> {
-    /// Row-major `[tokens, heads, dim]`.
+    /// A row-major tensor `[tokens, heads, dim]`.
     pub fn new(data: &'a [F], shape: [usize; 3]) -> Result<Self, Error> {
         let [_, heads, dim] = shape;
         let needed = shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
@@ -53,7 +53,7 @@ impl<'a, F: Real> View<'a, F> {
         }
     }
 
-    /// `[tokens, heads, dim]` with the distance from one token, and from one head, to the next.
+    /// A tensor `[tokens, heads, dim]` with the strides of tokens and heads.
     pub fn strided(data: &'a [F], shape: [usize; 3], strides: [usize; 2]) -> Result<Self, Error> {
         let [tokens, heads, dim] = shape;
         let needed = if tokens == 0 || heads == 0 {
@@ -71,9 +71,8 @@ impl<'a, F: Real> View<'a, F> {
         }
     }
 
-    /// A batch `[batch, time, heads, dim]` as `[batch·time, heads, dim]`, with the distance from one sequence, from one
-    /// token, and from one head, to the next. Any strides will do, so a batch stored as `[batch, heads, time, dim]` is
-    /// read where it lies.
+    /// A batch `[batch, time, heads, dim]` as `[batch·time, heads, dim]`, with the strides of sequences, tokens and
+    /// heads. The strides are arbitrary, so a batch stored as `[batch, heads, time, dim]` is read in place.
     pub fn batched(data: &'a [F], shape: [usize; 4], strides: [usize; 3]) -> Result<Self, Error> {
         let [sequences, time, heads, dim] = shape;
         let [stride, token, head] = strides;
@@ -87,7 +86,7 @@ impl<'a, F: Real> View<'a, F> {
         if time <= 1 {
             return Self::strided(data, [tokens, heads, dim], [stride, head]);
         }
-        // The last sequence has to fit, and with it all the others.
+        // If the last sequence fits, all others do.
         let start = (sequences - 1).checked_mul(stride).filter(|start| *start <= data.len());
         let last = start.map(|start| Self::strided(&data[start..], [time, heads, dim], [token, head]));
         match last {
@@ -106,12 +105,12 @@ impl<'a, F: Real> View<'a, F> {
         }
     }
 
-    /// One number per head, the same for all `tokens`: a fixed decay.
+    /// One number per head, repeated for all `tokens`, such as a fixed decay.
     pub fn per_head(data: &'a [F], tokens: usize) -> Self {
         Self { data, shape: [tokens, data.len(), 1], strides: [0, 1], batch: None }
     }
 
-    /// `[tokens, heads, dim]`.
+    /// The shape `[tokens, heads, dim]`.
     pub fn shape(&self) -> [usize; 3] {
         self.shape
     }
@@ -126,10 +125,10 @@ impl<'a, F: Real> View<'a, F> {
         &self.data[start..start + self.shape[2]]
     }
 
-    /// The first element for which `bad` holds, with its index.
+    /// The first element that satisfies `bad`, with its index.
     pub(crate) fn find(&self, bad: impl Fn(F) -> bool) -> Option<([usize; 3], F)> {
         let [tokens, heads, _] = self.shape;
-        // A broadcast axis is looked at once.
+        // A broadcast axis has to be read only once.
         let repeats = self.strides[0] == 0 && self.batch.is_none();
         let tokens = if repeats { tokens.min(1) } else { tokens };
         (0..tokens).flat_map(|t| (0..heads).map(move |h| (t, h))).find_map(|(t, h)| {
@@ -153,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_read_where_they_lie() {
+    fn batches_are_read_in_place() {
         let data: Vec<f32> = (0..48).map(|i| i as f32).collect();
         // [batch 2, time 4, heads 3, dim 2], stored as [batch, heads, time, dim].
         let (shape, strides) = ([2, 4, 3, 2], [24, 2, 8]);
@@ -164,13 +163,13 @@ mod tests {
             assert_eq!(view.row(4 * batch + time, head), &[start, start + 1.0]);
         }
         assert_eq!(view.find(|x| x == 47.0), Some(([7, 2, 1], 47.0)));
-        // Row-major, one sequence, and one token of each need no division.
+        // A row-major batch, one sequence, and one token per sequence have a common stride.
         for (shape, strides) in
             [([2, 4, 3, 2], [24, 6, 2]), ([1, 4, 3, 2], [99, 6, 2]), ([4, 1, 3, 2], [6, 99, 2])]
         {
             assert!(View::batched(&data, shape, strides).unwrap().batch.is_none());
         }
-        // The same tokens for both sequences.
+        // Both sequences have the same tokens.
         let repeated = View::batched(&data[..24], shape, [0, 2, 8]).unwrap();
         assert_eq!(repeated.row(7, 2), &[22.0, 23.0]);
         assert!(View::batched(&data[..47], shape, strides).is_err());
@@ -181,12 +180,12 @@ mod tests {
     #[test]
     fn short_slices_are_refused() {
         let data = [0f32; 23];
-        let said = |view: Result<View<'_, f32>, Error>| view.unwrap_err().to_string();
-        assert_eq!(said(View::new(&data, [4, 3, 2])), "a view of shape [4, 3, 2] needs 24 elements, got 23");
-        let strided = said(View::strided(&data, [4, 3, 2], [2, 8]));
+        let message = |view: Result<View<'_, f32>, Error>| view.unwrap_err().to_string();
+        assert_eq!(message(View::new(&data, [4, 3, 2])), "a view of shape [4, 3, 2] needs 24 elements, got 23");
+        let strided = message(View::strided(&data, [4, 3, 2], [2, 8]));
         assert_eq!(strided, "a view of shape [4, 3, 2] and strides [2, 8] needs 24 elements, got 23");
-        let endless = said(View::strided(&data, [usize::MAX, 2, 2], [usize::MAX, 2]));
-        assert!(endless.contains("more than can be counted"), "{endless}");
+        let endless = message(View::strided(&data, [usize::MAX, 2, 2], [usize::MAX, 2]));
+        assert!(endless.contains("more than can be addressed"), "{endless}");
         assert!(View::new(&data, [usize::MAX, 3, 2]).is_err());
         assert!(View::<f32>::new(&[], [0, 3, 2]).is_ok());
     }

@@ -1,59 +1,58 @@
-//! What a call refuses, and what it does at its edges.
+//! The checks of a call, and its behaviour at the limits.
 
 use falcon_kernels::rule::Normaliser;
-use falcon_kernels::{Decoder, Error, Form, Inputs, Rule, State, View, backward, coefficients, forward, record};
+use falcon_kernels::{Call, Decoder, Error, Form, Grads, GradsMut, Inputs, Rule, View};
 use falcon_testkit::{Case, Spec, max_error};
 
-fn said<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+fn message<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     result.unwrap_err().to_string()
 }
 
 #[test]
-fn bad_calls_say_what_is_wrong_and_change_nothing() {
+fn refused_calls_name_the_error_and_change_nothing() {
     let case = Case::new(&Spec::new(Rule::FALCON_3, 5, 1));
     let (rule, inputs) = (case.rule, case.inputs());
     let before = case.state.clone();
     let mut state = before.clone();
     let mut out = vec![0.0; case.grad_out.len()];
 
-    let zero = Form::Chunked { chunk: 0 };
-    assert_eq!(
-        said(forward(&rule, zero, &inputs, &mut state, &mut out)),
-        "the chunk size must be at least 1, got 0"
-    );
-    let short = said(forward(&rule, Form::CHUNKED, &inputs, &mut state, &mut out[1..]));
+    let zero = message(Call::new(&rule, Form::Chunked { chunk: 0 }, inputs));
+    assert_eq!(zero, "the chunk size must be at least 1, got 0");
+    let impossible = message(Call::new(&Rule { window: 0, ..rule }, Form::CHUNKED, inputs));
+    assert_eq!(impossible, "the window must hold at least 1 pair, got 0");
+    let call = case.call(Form::CHUNKED);
+    let short = message(call.forward(&mut state, &mut out[1..]));
     assert_eq!(short, "out has 39 elements, expected 40");
     let mut other = Case::new(&Spec { dim_k: 4, ..Spec::new(rule, 5, 1) }).state;
-    let wrong = said(forward(&rule, Form::CHUNKED, &inputs, &mut other, &mut out));
+    let wrong = message(call.forward(&mut other, &mut out));
     assert_eq!(wrong, "the state has dim_k 4, the call needs 5");
     state.tail_len[0] = 2;
-    let tail = said(forward(&rule, Form::CHUNKED, &inputs, &mut state, &mut out));
+    let tail = message(call.forward(&mut state, &mut out));
     assert!(tail.contains("a tail of 2 pairs but no last key"), "{tail}");
     state.tail_len[0] = 9;
     assert!(
-        said(forward(&rule, Form::CHUNKED, &inputs, &mut state, &mut out))
-            .contains("a tail of 9 pairs, the window has use for at most 3")
+        message(call.forward(&mut state, &mut out)).contains("a tail of 9 pairs, the window can use at most 3")
     );
     state.tail_len[0] = 0;
     state.memory.pop();
-    assert!(said(forward(&rule, Form::CHUNKED, &inputs, &mut state, &mut out)).contains("memory elements"));
+    assert!(message(call.forward(&mut state, &mut out)).contains("memory elements"));
     state.memory.push(before.memory[before.memory.len() - 1]);
     assert_eq!(state, before, "refused calls leave the state alone");
     assert!(out.iter().all(|x| *x == 0.0));
 
-    let upstream = said(backward(&rule, Form::CHUNKED, &inputs, &before, &out[1..], None));
+    let upstream = message(call.backward(&before, &out[1..], None));
     assert!(upstream.starts_with("grad_out has 39 elements"), "{upstream}");
-    let upstream = said(backward(&rule, Form::CHUNKED, &inputs, &before, &out, Some(&other)));
+    let upstream = message(call.backward(&before, &out, Some(&other)));
     assert_eq!(upstream, "grad_state: the state has dim_k 4, the call needs 5");
     let mut decoder = Decoder::new(&rule, state.clone()).unwrap();
-    let steps = said(decoder.step(&inputs, &mut out));
+    let steps = message(decoder.step(&inputs, &mut out));
     assert_eq!(steps, "a step takes 1 token of each sequence, got 5 of sequence 0");
     assert!(Decoder::new(&Rule { window: 0, ..rule }, state.clone()).is_err());
-    let other = said(Decoder::new(&Rule { window: 9, ..rule }, state));
+    let other = message(Decoder::new(&Rule { window: 9, ..rule }, state));
     assert_eq!(other, "the state has tail capacity 3, the call needs 8");
 }
 
-/// A broadcast view can claim more tokens than there are bytes; nothing is computed for it.
+/// A broadcast view can claim more tokens than an array can hold.
 #[test]
 fn sizes_that_overflow_are_refused() {
     let (one, two) = ([1.0], [1.0, 1.0]);
@@ -61,25 +60,23 @@ fn sizes_that_overflow_are_refused() {
     let key = View::strided(&one, [tokens, 1, 1], [0, 0]).unwrap();
     let v = View::strided(&two, [tokens, 2, 1], [0, 1]).unwrap();
     let inputs = Inputs { q: key, k: key, v, gain: None, decay: None, offsets: &[0, tokens] };
-    let error = said(inputs.fresh_state(&Rule::LINEAR_ATTENTION));
+    let error = message(Call::new(&Rule::LINEAR_ATTENTION, Form::CHUNKED, inputs));
     assert!(error.ends_with("tokens of 2 heads and width 1 are more than an array can hold"), "{error}");
-    // Numbers that can be counted, but not their bytes.
+    // The number of elements fits, but the number of bytes does not.
     let tokens = 1 << 61;
     let key = View::strided(&one, [tokens, 1, 1], [0, 0]).unwrap();
     let inputs = Inputs { q: key, k: key, v: key, gain: None, decay: None, offsets: &[0, tokens] };
-    let none = Inputs { q: View::new(&[], [0, 1, 1]).unwrap(), ..inputs };
-    let none = Inputs { k: none.q, v: none.q, offsets: &[0, 0], ..none };
-    let state = none.fresh_state(&Rule::LINEAR_ATTENTION).unwrap();
-    let error = said(coefficients(&Rule::LINEAR_ATTENTION, &inputs, &state));
+    let error = message(Call::new(&Rule::LINEAR_ATTENTION, Form::CHUNKED, inputs));
     assert!(error.contains("more than an array can hold"), "{error}");
-    // A state is there without a token, too.
+    // The state has to fit even without tokens.
     let none = View::<f64>::new(&[], [0, 1, 2]).unwrap();
     let wide = View::new(&[], [0, 1, 1 << 62]).unwrap();
     let inputs = Inputs { q: none, k: none, v: wide, gain: None, decay: None, offsets: &[0, 0] };
-    let error = said(inputs.fresh_state(&Rule::LINEAR_ATTENTION));
+    let error = message(Call::new(&Rule::LINEAR_ATTENTION, Form::CHUNKED, inputs));
     assert!(error.starts_with("the state of 1 sequences"), "{error}");
     let wide = View::new(&[], [0, 1, usize::MAX]).unwrap();
-    let error = said(Inputs { v: wide, ..inputs }.fresh_state(&Rule::NORMALISED_LINEAR_ATTENTION));
+    let error =
+        message(Call::new(&Rule::NORMALISED_LINEAR_ATTENTION, Form::CHUNKED, Inputs { v: wide, ..inputs }));
     assert!(error.starts_with("the state of 1 sequences"), "{error}");
 }
 
@@ -89,15 +86,13 @@ fn the_masked_form_refuses_what_it_cannot_hold() {
     let ones = vec![1f32; tokens];
     let view = View::new(&ones, [tokens, 1, 1]).unwrap();
     let inputs = Inputs { q: view, k: view, v: view, gain: None, decay: None, offsets: &[0, tokens] };
-    let mut state = inputs.fresh_state(&Rule::LINEAR_ATTENTION).unwrap();
-    let mut out = vec![0.0; tokens];
-    let error = said(forward(&Rule::LINEAR_ATTENTION, Form::Masked, &inputs, &mut state, &mut out));
+    let error = message(Call::new(&Rule::LINEAR_ATTENTION, Form::Masked, inputs));
     assert!(
         error.contains("100000 tokens") && error.ends_with("at most 16384 tokens: use chunked or recurrent"),
         "{error}"
     );
     let huge = Form::Chunked { chunk: usize::MAX };
-    let error = said(forward(&Rule::LINEAR_ATTENTION, huge, &inputs, &mut state, &mut out));
+    let error = message(Call::new(&Rule::LINEAR_ATTENTION, huge, inputs));
     assert!(error.ends_with("together at most 16384; use shorter chunks or the recurrent form"), "{error}");
 }
 
@@ -106,14 +101,15 @@ fn the_masked_form_refuses_what_it_cannot_hold() {
 fn a_tape_is_a_forward_pass_and_its_gradients() {
     for (name, rule) in Rule::ALL {
         let case = Case::new(&Spec { continued: true, lengths: vec![70, 3, 0], ..Spec::new(rule, 0, 2) });
-        let (form, inputs) = (Form::Chunked { chunk: 16 }, case.inputs());
+        let form = Form::Chunked { chunk: 16 };
+        let call = case.call(form);
         let (mut state, mut out) = (case.state.clone(), vec![0.0; case.grad_out.len()]);
-        let tape = record(&rule, form, &inputs, &mut state, &mut out).unwrap();
+        let tape = call.record(&mut state, &mut out).unwrap();
         let plain = case.forward(form);
         assert_eq!((&out, &state), (&plain.out, &plain.state), "{name}");
         let up = Some(&case.grad_state);
-        let grads = tape.backward(&inputs, &case.grad_out, up).unwrap();
-        let expected = backward(&rule, Form::Recurrent, &inputs, &case.state, &case.grad_out, up).unwrap();
+        let grads = tape.backward(&call, &case.grad_out, up).unwrap();
+        let expected = case.call(Form::Recurrent).backward(&case.state, &case.grad_out, up).unwrap();
         for (tensor, found, expected) in [
             ("q", &grads.q, &expected.q),
             ("k", &grads.k, &expected.k),
@@ -127,10 +123,50 @@ fn a_tape_is_a_forward_pass_and_its_gradients() {
         ] {
             assert!(max_error(found, expected) < 1e-10, "{name}: {tensor}");
         }
-        let other = Inputs { offsets: &[0, 71, 73, 73], ..inputs };
-        let error = said(tape.backward(&other, &case.grad_out, up));
-        assert!(error.contains("[0, 70, 73, 73]") && error.contains("[0, 71, 73, 73]"), "{error}");
+        // The same bits as a pass that is run again, and as one into the caller's memory.
+        assert_eq!(call.backward(&case.state, &case.grad_out, up).unwrap(), grads, "{name}");
+        let (mut again, mut saved) = (case.state.clone(), vec![0.0; call.saved_len()]);
+        call.record_into(&mut again, &mut out, &mut saved).unwrap();
+        let mut into = Grads { state: again, ..grads.clone() };
+        for data in [&mut into.q, &mut into.k, &mut into.v] {
+            data.fill(0.0);
+        }
+        let shape = [case.sizes.tokens, case.sizes.heads, case.sizes.dim_v];
+        let views = GradsMut {
+            q: &mut into.q,
+            k: &mut into.k,
+            v: &mut into.v,
+            gain: &mut into.gain,
+            decay: &mut into.decay,
+        };
+        let grad_out = View::new(&case.grad_out, shape).unwrap();
+        into.state = call.backward_into(&case.state, &saved, grad_out, up, views).unwrap();
+        assert_eq!(into, grads, "{name}");
     }
+}
+
+/// A tape refuses every call but the one it recorded, and says what differs.
+#[test]
+fn a_tape_goes_with_its_call() {
+    let case = Case::new(&Spec { lengths: vec![70, 3, 0], ..Spec::new(Rule::FALCON_1, 0, 2) });
+    let (mut state, mut out) = (case.state.clone(), vec![0.0; case.grad_out.len()]);
+    let tape = case.call(Form::CHUNKED).record(&mut state, &mut out).unwrap();
+    let refused = |rule: &Rule, form: Form, inputs: Inputs<'_, f64>| {
+        message(tape.backward(&Call::new(rule, form, inputs).unwrap(), &case.grad_out, None))
+    };
+    let moved = Inputs { offsets: &[0, 71, 73, 73], ..case.inputs() };
+    assert_eq!(
+        refused(&case.rule, Form::CHUNKED, moved),
+        "the tape recorded the sequence offsets [0, 70, 73, 73], the call has [0, 71, 73, 73]: \
+         pass the call that was recorded"
+    );
+    let error = refused(&case.rule, Form::Chunked { chunk: 16 }, case.inputs());
+    assert!(error.starts_with("the tape recorded the form Chunked { chunk: 64 }, the call has"), "{error}");
+    let error = refused(&Rule { eps: 0.5, ..case.rule }, Form::CHUNKED, case.inputs());
+    assert!(error.starts_with("the tape recorded the rule Rule {") && error.contains("eps: 0.5"), "{error}");
+    let narrow = Case::new(&Spec { dim_k: 4, lengths: vec![70, 3, 0], ..Spec::new(Rule::FALCON_1, 0, 2) });
+    let error = refused(&case.rule, Form::CHUNKED, narrow.inputs());
+    assert_eq!(error, "the state has dim_k 5, the call needs 4");
 }
 
 /// Signed features take the total weight of a normalised read to zero and below: the read stays finite and keeps the
@@ -143,9 +179,9 @@ fn normalised_reads_with_signed_features() {
     let view = |data| View::new(data, [3, 1, 1]).unwrap();
     let inputs = Inputs { q: view(&q), k: view(&k), v: view(&v), gain: None, decay: None, offsets: &[0, 3] };
     for form in [Form::Recurrent, Form::Masked, Form::CHUNKED] {
-        let mut state: State<f64> = inputs.fresh_state(&rule).unwrap();
-        let mut out = [0.0; 3];
-        forward(&rule, form, &inputs, &mut state, &mut out).unwrap();
+        let call = Call::new(&rule, form, inputs).unwrap();
+        let (mut state, mut out) = (call.fresh_state(), [0.0; 3]);
+        call.forward(&mut state, &mut out).unwrap();
         assert_eq!(out, [3.0 / 1.5, 1.0 / 0.5, -3.0 / -2.5], "{form:?}");
         assert_eq!(state.memory, [-3.0, -2.0], "the sum and its weight, {form:?}");
     }

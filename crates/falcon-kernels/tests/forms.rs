@@ -1,7 +1,7 @@
-//! The three forms and the decoder are one definition, for every rule.
+//! The three forms and the decoder compute the same function, for every rule.
 
 use falcon_kernels::rule::{Align, Columns, Decay, Gain, Normaliser, Objective, Read};
-use falcon_kernels::{Form, Rule};
+use falcon_kernels::{Call, Form, Inputs, Rule, View};
 use falcon_testkit::{Case, Spec, assert_close};
 use proptest::prelude::*;
 
@@ -36,16 +36,17 @@ fn specs() -> impl Strategy<Value = Spec> {
     let gates = prop::sample::select(vec![(0.5, 1.0), (0.0, 1.0), (0.0, 0.0)]);
     (rules(), lengths, sizes, gates, any::<bool>(), any::<u64>()).prop_map(
         |(rule, lengths, (key_heads, group, dim_k, dim_v), gate, continued, seed)| Spec {
-            // A memory of one pair, divided by its weight, does not depend on the key: that gradient is rounding alone, too.
+            // A normalised read of a single pair does not depend on the key, so its gradient would be rounding only.
             gate: if rule.normaliser.is_some() { (0.5, 1.0) } else { gate },
             lengths,
             heads: key_heads * group,
             key_heads,
-            // With keys of width 1 a normalised read does not depend on the query: its gradient is rounding alone.
+            // A normalised read with keys of width 1 does not depend on the query, so its gradient would be rounding
+            // errors only.
             dim_k: dim_k + usize::from(rule.normaliser.is_some()),
             dim_v,
             continued,
-            // A unit step on keys of this norm neither explodes nor dies out within a few dozen tokens.
+            // A unit step on keys of this norm neither explodes nor vanishes within a few dozen tokens.
             key_norm: if rule.gain == Gain::Unit { 0.7 } else { 1.0 },
             ..Spec::new(rule, 0, seed)
         },
@@ -54,7 +55,7 @@ fn specs() -> impl Strategy<Value = Spec> {
 
 const TOLERANCE: f64 = 1e-9;
 
-/// A few hundred cases of each property; `PROPTEST_CASES` asks for more.
+/// A few hundred cases of each property; `PROPTEST_CASES` sets another number.
 fn config() -> ProptestConfig {
     falcon_kernels::poison_scratch();
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(400);
@@ -80,7 +81,7 @@ proptest! {
         assert_close("decoder", &case.decode().forward(), &expected, TOLERANCE);
     }
 
-    /// Any cut gives the outputs, the state and the gradients of the whole.
+    /// A sequence that is cut anywhere gives the outputs, the state and the gradients of the whole.
     #[test]
     fn continuation_is_exact(spec in specs(), cuts in prop::collection::vec(0..24usize, 1..4), chunk in 1..9usize) {
         let tokens = spec.lengths.first().copied().unwrap_or(0);
@@ -106,7 +107,7 @@ proptest! {
             assert_close("out", &vec![("out", out)], &vec![("out", expected.out.clone())], TOLERANCE);
             assert_close("state", &Case { state, ..whole.clone() }.state_named(), &expected.forward()[1..].to_vec(), TOLERANCE);
 
-            // Gradients, last piece first: each hands the gradient of its incoming state to the one before.
+            // Gradients, last piece first: each passes the gradient of its incoming state to the piece before.
             let mut upstream = whole.grad_state.clone();
             let mut grads = vec![Vec::new(); 5];
             for piece in pieces.iter().rev() {
@@ -130,7 +131,7 @@ proptest! {
         }
     }
 
-    /// What comes later leaves what came before alone, to the last bit.
+    /// Later tokens do not change earlier outputs, to the last bit.
     #[test]
     fn the_future_does_not_leak(spec in specs(), at in 0..24usize, chunk in 1..12usize) {
         let case = Case::new(&Spec { lengths: vec![spec.lengths.iter().sum()], ..spec });
@@ -174,7 +175,7 @@ proptest! {
         }
     }
 
-    /// Grouped heads are the same as keys and queries repeated for each value head; their gradients sum.
+    /// Grouped heads give the same as keys and queries repeated for each value head, with summed gradients.
     #[test]
     fn grouped_heads_are_repeated_heads(spec in specs(), chunk in 1..12usize) {
         let grouped = Case::new(&spec);
@@ -197,7 +198,7 @@ proptest! {
             to.last_key = repeat(&from.last_key);
             to.tail_x = repeat(&from.tail_x);
         }
-        // The gradient of a shared key is the sum over its copies: give it to the first copy.
+        // The gradient of a shared key is the sum over its copies; it is compared as that of the first copy.
         for data in [&mut repeated.grad_state.last_key, &mut repeated.grad_state.tail_x] {
             for (i, row) in data.chunks_mut(width).enumerate() {
                 if i % group != 0 { row.fill(0.0) }
@@ -217,13 +218,13 @@ proptest! {
         }
     }
 
-    /// Finite differences of the loss, in every input, against the recurrent backward pass.
+    /// The backward pass of the recurrent form agrees with finite differences of the loss in every input.
     #[test]
     fn gradients_match_differences(spec in specs(), direction in any::<u64>()) {
         let rule = Rule { clamp: spec.rule.clamp.map(|_| 1e-3), ..spec.rule };
         let spec = Spec { rule, gain: (0.2, 1.0), ridge: (0.0, 0.5), ..spec };
         let case = Case::new(&spec);
-        // The gradient jumps where the clamp sets in: a difference across that point means nothing.
+        // The gradient jumps where the clamp begins, so differences across that point say nothing.
         prop_assume!(!near_the_clamp(&case));
         check_differences(&case, direction)?;
     }
@@ -244,7 +245,7 @@ fn loss(case: &Case<f64>) -> f64 {
 /// Whether some carry `1 − ηλ` is so close to the clamp that a small step might cross it.
 fn near_the_clamp(case: &Case<f64>) -> bool {
     let Some(least) = case.rule.clamp else { return false };
-    let realised = falcon_kernels::coefficients(&case.rule, &case.inputs(), &case.state).unwrap();
+    let realised = case.call(Form::CHUNKED).coefficients(&case.state).unwrap();
     let width = case.sizes.gain_width(&case.rule);
     let ridges = realised.lambda.iter().flat_map(|lambda| std::iter::repeat_n(lambda, width));
     realised.eta.iter().zip(ridges).any(|(eta, lambda)| (1.0 - eta * lambda - least).abs() < 2e-3)
@@ -255,7 +256,7 @@ fn check_differences(case: &Case<f64>, seed: u64) -> Result<(), TestCaseError> {
     let grads = case.run(Form::Recurrent).grads;
     let mut random = falcon_testkit::Random::new(seed);
     for (index, (name, grad)) in grads.iter().enumerate() {
-        // Gradients through a detached multiplier are meant to differ from the true ones.
+        // With a detached ridge the gradient is meant to differ from the true one.
         if matches!(case.rule.decay, Decay::ScaledRidge { detach: true })
             && ["k", "last_key", "tail_x"].iter().any(|end| name.ends_with(end))
         {
@@ -276,11 +277,12 @@ fn check_differences(case: &Case<f64>, seed: u64) -> Result<(), TestCaseError> {
                 7 => &mut case.state.tail_x,
                 _ => &mut case.state.tail_v,
             };
-            // Gates and gains stay in their range: those at an end would leave it.
+            // Gains and gates at an end of their range would leave it.
             for (x, d) in data.iter_mut().zip(&direction) {
                 *x += h * d;
             }
-            if case.inputs().check(&case.rule).is_err() { None } else { Some(loss(&case)) }
+            let fits = Call::new(&case.rule, Form::Recurrent, case.inputs()).is_ok();
+            fits.then(|| loss(&case))
         };
         let h = 1e-5;
         let (Some(up), Some(down), Some(up2), Some(down2)) =
@@ -371,7 +373,7 @@ fn one_token_and_empty_batches() {
     }
 }
 
-/// Widths and lengths beyond the tiles and blocks of the kernels, and beyond multiples of them.
+/// Widths and lengths larger than the tiles and blocks of the kernels, and not multiples of them.
 #[test]
 fn wide_heads_and_long_chunks() {
     falcon_kernels::poison_scratch();
@@ -393,17 +395,17 @@ fn wide_heads_and_long_chunks() {
     }
 }
 
-/// Gains and ridges at the ends of their ranges, keys that are zero, and no ε to help: everything stays finite, and the
-/// forms agree. A zero key writes nothing.
+/// Gains and ridges at the ends of their ranges, zero keys, and ε = 0: everything stays finite, and the forms agree. A
+/// zero key writes nothing.
 #[test]
 fn ends_of_the_ranges() {
     for (name, rule) in Rule::ALL {
         let rule = Rule { eps: 0.0, ..rule };
         let mut case = Case::new(&Spec { continued: true, ..Spec::new(rule, 12, 8) });
         let width = case.sizes.key_heads * case.sizes.dim_k;
-        // As many as a window has pairs.
+        // As many zero keys as a window has pairs.
         case.k[3 * width..7 * width].fill(0.0);
-        // Too small for its square to be divided by.
+        // A key so small that nothing can be divided by its square.
         case.k[8 * width..9 * width].fill(1e-160);
         for (i, gain) in case.gain.iter_mut().enumerate() {
             *gain = if i % 3 == 0 { 0.0 } else { 2.0 };
@@ -421,7 +423,7 @@ fn ends_of_the_ranges() {
         for form in [Form::Recurrent, Form::Masked, Form::CHUNKED] {
             let before = case.take(&(0..at).collect::<Vec<_>>(), vec![0, at]).forward(form).state;
             let one = Case { state: before.clone(), ..case.take(&[at], vec![0, 1]) };
-            let carry = falcon_kernels::coefficients(&rule, &one.inputs(), &before).unwrap().gamma;
+            let carry = one.call(form).coefficients(&before).unwrap().gamma;
             let (gains, size) = (one.sizes.gain_width(&rule), before.memory.len() / one.sizes.heads);
             let columns = rule.state_columns(one.sizes.dim_v);
             let kept = |i: usize| carry[i / size * gains + i % columns % gains] * before.memory[i];
@@ -431,7 +433,7 @@ fn ends_of_the_ranges() {
     }
 }
 
-/// What comes later leaves what came before alone, also where it is not finite.
+/// Later tokens do not change earlier outputs, even if they are not finite.
 #[test]
 fn infinities_do_not_leak_into_the_past() {
     falcon_kernels::poison_scratch();
@@ -460,7 +462,6 @@ fn infinities_do_not_leak_into_the_past() {
 /// The same numbers laid out as `[heads, time, dim]`, read through strides, give the same bits.
 #[test]
 fn strides_change_nothing() {
-    use falcon_kernels::{Inputs, View, forward};
     let case = Case::new(&Spec::new(Rule::FALCON_3, 21, 3));
     let (tokens, heads) = (case.sizes.tokens, case.sizes.heads);
     let transpose = |data: &[f64]| -> Vec<f64> {
@@ -484,7 +485,7 @@ fn strides_change_nothing() {
         offsets: &case.offsets,
     };
     let (mut state, mut out) = (case.state.clone(), vec![0.0; case.grad_out.len()]);
-    forward(&case.rule, Form::CHUNKED, &inputs, &mut state, &mut out).unwrap();
+    Call::new(&case.rule, Form::CHUNKED, inputs).unwrap().forward(&mut state, &mut out).unwrap();
     let plain = case.forward(Form::CHUNKED);
     assert_eq!((out, state), (plain.out, plain.state));
 }
@@ -493,10 +494,10 @@ fn strides_change_nothing() {
 fn threads_do_not_change_a_bit() {
     for (name, rule) in Rule::ALL {
         let many = Spec { lengths: vec![33, 5], heads: 4, ..Spec::new(rule, 0, 5) };
-        // Fewer heads than threads: their columns are divided.
+        // Fewer heads than threads, so that their columns are divided among threads.
         let one = Spec { heads: 1, key_heads: 1, dim_k: 40, dim_v: 192, ..Spec::new(rule, 70, 5) };
         let two = Spec { heads: 2, key_heads: 1, ..one.clone() };
-        // Sums that are too long for the matrix library to take in one go.
+        // Sums that the matrix library splits.
         let deep = Spec { dim_k: 600, dim_v: 128, ..one.clone() };
         for (spec, form) in [many, one, two, deep]
             .iter()

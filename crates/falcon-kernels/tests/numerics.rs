@@ -1,4 +1,4 @@
-//! `f32` at the extremes: finite, and close to the same code in `f64`.
+//! `f32` at extreme inputs: results are finite and close to those of the same code in `f64`.
 
 use falcon_kernels::rule::{Decay, Gain};
 use falcon_kernels::{Form, Rule};
@@ -40,7 +40,7 @@ fn every_step_clamped() {
         let spec = Spec { gain: (1.1, 1.9), ridge: (1e4, 1e5), gate, ..spec(rule, 256) };
         if rule.decay != Decay::Gate {
             let case = Case::new(&spec);
-            let realised = falcon_kernels::coefficients(&rule, &case.inputs(), &case.state).unwrap();
+            let realised = case.call(Form::CHUNKED).coefficients(&case.state).unwrap();
             let clamped = realised.gamma.iter().filter(|gamma| **gamma == 1e-3).count();
             assert_eq!(clamped, realised.gamma.len() * 255 / 256, "{name}: all but the boundary");
         }
@@ -65,8 +65,8 @@ fn keys_from_tiny_to_huge() {
     }
 }
 
-/// A ridge beyond all measure forgets everything; it does not make a NaN. Nor does an ε beyond the range of the number, which leaves the
-/// memory as it is.
+/// A ridge that overflows forgets everything, and an ε outside the range of the number type leaves the memory
+/// unchanged. Neither gives NaN.
 #[test]
 fn ridges_that_overflow() {
     for (name, rule) in Rule::ALL.into_iter().filter(|(_, rule)| matches!(rule.decay, Decay::ScaledRidge { .. })) {
@@ -88,7 +88,7 @@ fn ridges_that_overflow() {
     }
 }
 
-/// Two chunk sizes' worth of every rule at everyday settings, odd length.
+/// Every rule at usual settings over two chunks and a few tokens.
 #[test]
 fn everyday_settings() {
     for (name, rule) in Rule::ALL {

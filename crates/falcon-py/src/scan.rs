@@ -4,9 +4,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use falcon_kernels::rule::Decay;
-use falcon_kernels::{
-    Decoder, Error, Form, GradsMut, Inputs, Real, Recorded, Rule, Sizes, State, View, backward_into, record_into,
-};
+use falcon_kernels::{Call, Compiled, Decoder, Error, Form, GradsMut, Inputs, Real, Rule, Sizes, State, View};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -69,6 +67,10 @@ impl InputArrays {
             decay: optional(self.decay.as_ref())?,
             offsets: &self.offsets,
         })
+    }
+
+    fn call<F: Element + Real>(&self, rule: &Rule, form: Form) -> PyResult<Call<'_, F>> {
+        Call::new(rule, form, self.views()?).map_err(|error| self.refused(rule, &error))
     }
 
     /// A refusal in the words of the caller: `[batch, time, …]` instead of tokens, `ridge` where the decay is one.
@@ -229,7 +231,7 @@ pub fn forward(
 }
 
 #[allow(clippy::too_many_arguments)] // One call, for each number type.
-fn run_forward<F: Element + Real>(
+fn run_forward<F: Element + Compiled>(
     rule: &Rule,
     form: Form,
     arrays: &InputArrays,
@@ -239,20 +241,19 @@ fn run_forward<F: Element + Real>(
     saved: Option<&mut Array>,
     threads: usize,
 ) -> PyResult<()> {
-    let inputs = arrays.views::<F>()?;
-    let sizes = inputs.check(rule).map_err(|error| arrays.refused(rule, &error))?;
-    let mut state = state.read(rule, &sizes)?;
+    let call = arrays.call::<F>(rule, form)?;
+    let mut state = state.read(rule, &call.sizes())?;
     let out = out.slice_mut()?;
     let done = match saved {
-        None => on_threads(threads, || falcon_kernels::forward(rule, form, &inputs, &mut state, out))?,
+        None => on_threads(threads, || call.forward(&mut state, out))?,
         Some(saved) => {
-            let needed = falcon_kernels::saved_len(rule, form, &inputs).map_err(|error| refused(&error))?;
+            let needed = call.saved_len();
             let saved = saved.slice_mut()?;
             let length = saved.len();
             let saved = saved.get_mut(..needed).ok_or_else(|| {
                 PyValueError::new_err(format!("saved has {length} numbers, {needed} are needed"))
             })?;
-            on_threads(threads, || record_into(rule, form, &inputs, &mut state, out, saved))?
+            on_threads(threads, || call.record_into(&mut state, out, saved))?
         }
     };
     done.map_err(|error| arrays.refused(rule, &error))?;
@@ -309,7 +310,7 @@ struct Backward<'a> {
     grad_out: &'a Array,
 }
 
-fn run_backward<F: Element + Real>(
+fn run_backward<F: Element + Compiled>(
     call: Backward<'_>,
     grad_final: Option<&[Array; 4]>,
     grads: &mut InputArrays,
@@ -317,9 +318,8 @@ fn run_backward<F: Element + Real>(
     threads: usize,
 ) -> PyResult<()> {
     let Backward { rule, form, arrays, state, saved, grad_out } = call;
-    let inputs = arrays.views::<F>()?;
-    let sizes = inputs.check(rule).map_err(|error| arrays.refused(rule, &error))?;
-    let state = state.read::<F>(rule, &sizes)?;
+    let call = arrays.call::<F>(rule, form)?;
+    let state = state.read::<F>(rule, &call.sizes())?;
     let grad_final = grad_final.map(|arrays| -> PyResult<_> {
         // Of the right sizes; which pairs the outgoing tail has follows from the incoming state.
         let mut grad = state.zeros_like();
@@ -334,11 +334,9 @@ fn run_backward<F: Element + Real>(
         Ok(grad)
     });
     let grad_final = grad_final.transpose()?;
-    let needed = falcon_kernels::saved_len(rule, form, &inputs).map_err(|error| refused(&error))?;
-    let memories = saved.slice::<F>()?.get(..needed).ok_or_else(|| {
+    let saved = saved.slice::<F>()?.get(..call.saved_len()).ok_or_else(|| {
         PyValueError::new_err("saved is shorter than what a forward pass over these inputs leaves")
     })?;
-    let recorded = Recorded { rule, form, state: &state, memories };
     let grad_out = grad_out.view::<F>()?;
     let incoming = {
         let InputArrays { q, k, v, gain, decay, .. } = grads;
@@ -350,7 +348,7 @@ fn run_backward<F: Element + Real>(
             gain: gain.as_mut().map_or(Ok(&mut none[..]), |array| array.slice_mut())?,
             decay: decay.as_mut().map_or(Ok(&mut no[..]), |array| array.slice_mut())?,
         };
-        on_threads(threads, || backward_into(recorded, &inputs, grad_out, grad_final.as_ref(), into))?
+        on_threads(threads, || call.backward_into(&state, saved, grad_out, grad_final.as_ref(), into))?
             .map_err(|error| refused(&error))?
     };
     grad_state.write(&incoming)
@@ -373,7 +371,7 @@ pub fn step(
     detached(py, || by_number!(inputs.q, run_step(&rule, &inputs, &state, &mut out, &mut final_state)))
 }
 
-fn run_step<F: Element + Real>(
+fn run_step<F: Element + Compiled>(
     rule: &Rule,
     arrays: &InputArrays,
     state: &StateArrays,
@@ -381,7 +379,7 @@ fn run_step<F: Element + Real>(
     final_state: &mut StateArrays,
 ) -> PyResult<()> {
     let inputs = arrays.views::<F>()?;
-    let sizes = inputs.check(rule).map_err(|error| arrays.refused(rule, &error))?;
+    let sizes = arrays.call::<F>(rule, Form::Recurrent)?.sizes();
     let mut decoder = Decoder::new(rule, state.read(rule, &sizes)?).map_err(|error| refused(&error))?;
     decoder.step(&inputs, out.slice_mut()?).map_err(|error| arrays.refused(rule, &error))?;
     final_state.write(decoder.state())

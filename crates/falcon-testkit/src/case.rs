@@ -1,12 +1,12 @@
 //! A rule with random inputs, state and upstream gradients, ready to run in any form.
 
 use falcon_kernels::rule::{Decay, Gain};
-use falcon_kernels::{Decoder, Form, Inputs, Real, Rule, Sizes, State, View, backward, forward};
+use falcon_kernels::{Call, Compiled, Decoder, Form, Inputs, Real, Rule, Sizes, State, View};
 
 use crate::close::Named;
 use crate::random::Random;
 
-/// What kind of case to make.
+/// What kind of random case to make.
 #[derive(Clone, Debug)]
 pub struct Spec {
     /// The rule.
@@ -21,9 +21,9 @@ pub struct Spec {
     pub dim_k: usize,
     /// Width of values.
     pub dim_v: usize,
-    /// Whether the sequences continue earlier ones: a last key, and a tail where the rule has one.
+    /// Whether the sequences continue earlier ones, with a last key, and with a tail if the rule has a window.
     pub continued: bool,
-    /// Length of a key.
+    /// Norm of a key.
     pub key_norm: f64,
     /// Range of `β`, or of `η` times the energy.
     pub gain: (f64, f64),
@@ -31,12 +31,12 @@ pub struct Spec {
     pub ridge: (f64, f64),
     /// Range of gates.
     pub gate: (f64, f64),
-    /// Seed of everything random.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
 impl Spec {
-    /// One sequence of `tokens`, with moderate gains and decays.
+    /// One sequence of `tokens` tokens, with moderate gains and decays.
     pub fn new(rule: Rule, tokens: usize, seed: u64) -> Self {
         Self {
             rule,
@@ -68,11 +68,11 @@ pub struct Case<F> {
     pub k: Vec<F>,
     /// `[tokens, heads, dim_v]`.
     pub v: Vec<F>,
-    /// As the rule needs it; empty if it does not.
+    /// In the shape that the rule needs; empty if it needs none.
     pub gain: Vec<F>,
-    /// As the rule needs it; empty if it does not.
+    /// In the shape that the rule needs; empty if it needs none.
     pub decay: Vec<F>,
-    /// Where the sequences begin and end.
+    /// The start of each sequence, and the end of the last.
     pub offsets: Vec<usize>,
     /// The incoming state.
     pub state: State<F>,
@@ -82,7 +82,7 @@ pub struct Case<F> {
     pub grad_state: State<F>,
 }
 
-/// What a form makes of a case.
+/// The results of running a case in one form.
 #[derive(Clone, Debug)]
 pub struct Outcome<F> {
     /// `[tokens, heads, dim_v]`.
@@ -101,7 +101,7 @@ impl<F: Real> Outcome<F> {
         named
     }
 
-    /// Everything.
+    /// Outputs, outgoing state and gradients.
     pub fn all(&self) -> Named {
         let mut named = self.forward();
         named.extend(self.grads.clone());
@@ -121,7 +121,7 @@ impl Case<f64> {
         }));
         let tokens = *offsets.last().expect("there is an offset");
         let sizes = Sizes { tokens, sequences: spec.lengths.len(), heads, key_heads, dim_k, dim_v };
-        // Keys of norm near `key_norm`, queries of norm near 1; normalised rules need positive features.
+        // Keys have a norm near `key_norm` and queries one near 1. Normalised rules need positive features.
         let mut features = |rows: usize, norm: f64| match rule.normaliser {
             None => random.normals(rows * dim_k, norm / (dim_k as f64).sqrt()),
             Some(_) => random.uniforms(rows * dim_k, 0.1 * norm, norm),
@@ -151,13 +151,13 @@ impl Case<f64> {
             state.tail_x = random.normals(state.tail_x.len(), norm);
             state.last_key = random.normals(state.last_key.len(), norm);
             if rule.normaliser.is_some() {
-                // A total weight near zero would make the division ill-conditioned, and the comparison with it.
+                // A total weight near zero would make the division, and so the comparison, ill-conditioned.
                 state.memory.iter_mut().skip(dim_v).step_by(dim_v + 1).for_each(|z| *z = z.abs().max(0.5));
                 state.tail_x.iter_mut().chain(&mut state.last_key).for_each(|x| *x = x.abs());
             }
         }
         if spec.continued {
-            // Some sequences of a batch are fresh all the same, but never the only one.
+            // Some sequences of a batch are fresh nevertheless, but never the only one.
             let fresh = |sequence: usize| sequence + 1 < sizes.sequences && sequence % 3 == 1;
             state.started = (0..sizes.sequences).map(|sequence| !fresh(sequence)).collect();
             let tail = |started: &bool| if *started { random.below(rule.window) } else { 0 };
@@ -166,10 +166,10 @@ impl Case<f64> {
         clear_unused(&rule, &mut state);
         let grad_out = random.normals(tokens * heads * dim_v, 1.0);
         let mut case = Self { rule, sizes, q, k, v, gain, decay, offsets, state, grad_out, grad_state };
-        // An upstream gradient only reaches what the outgoing state really holds.
+        // Only the parts that the outgoing state really has can have an upstream gradient.
         let mut last = case.state.clone();
         let mut out = vec![0.0; tokens * heads * dim_v];
-        forward(&rule, Form::Recurrent, &case.inputs(), &mut last, &mut out).expect("a valid case");
+        case.call(Form::Recurrent).forward(&mut last, &mut out).expect("a valid case");
         case.grad_state.tail_len = last.tail_len;
         case.grad_state.started = last.started;
         clear_unused(&rule, &mut case.grad_state);
@@ -205,8 +205,8 @@ impl Case<f64> {
     }
 }
 
-impl<F: Real> Case<F> {
-    /// The inputs as the kernels take them.
+impl<F: Compiled> Case<F> {
+    /// The inputs of a call.
     pub fn inputs(&self) -> Inputs<'_, F> {
         let Sizes { tokens, heads, key_heads, dim_k, dim_v, .. } = self.sizes;
         let view = |data, shape| View::new(data, shape).expect("a tensor of the case");
@@ -222,7 +222,12 @@ impl<F: Real> Case<F> {
         }
     }
 
-    /// The incoming state, array by array.
+    /// The call that runs the rule of the case in a form.
+    pub fn call(&self, form: Form) -> Call<'_, F> {
+        Call::new(&self.rule, form, self.inputs()).expect("a valid case")
+    }
+
+    /// The arrays of the incoming state, with their names.
     pub fn state_named(&self) -> Named {
         named_state(&self.state)
     }
@@ -231,15 +236,14 @@ impl<F: Real> Case<F> {
     pub fn forward(&self, form: Form) -> Outcome<F> {
         let mut state = self.state.clone();
         let mut out = vec![F::nan(); self.sizes.tokens * self.sizes.heads * self.sizes.dim_v];
-        forward(&self.rule, form, &self.inputs(), &mut state, &mut out).expect("a valid case");
+        self.call(form).forward(&mut state, &mut out).expect("a valid case");
         Outcome { out, state, grads: Vec::new() }
     }
 
     /// Outputs, outgoing state and gradients.
     pub fn run(&self, form: Form) -> Outcome<F> {
         let grads =
-            backward(&self.rule, form, &self.inputs(), &self.state, &self.grad_out, Some(&self.grad_state))
-                .expect("a valid case");
+            self.call(form).backward(&self.state, &self.grad_out, Some(&self.grad_state)).expect("a valid case");
         let mut named = vec![
             ("grad q", wide(&grads.q)),
             ("grad k", wide(&grads.k)),
@@ -252,7 +256,7 @@ impl<F: Real> Case<F> {
         Outcome { grads: named, ..self.forward(form) }
     }
 
-    /// Outputs and outgoing state by the decoder, a token at a time. All sequences must have one length.
+    /// Outputs and outgoing state of the decoder, one token at a time. All sequences must have the same length.
     pub fn decode(&self) -> Outcome<F> {
         let mut decoder = Decoder::new(&self.rule, self.state.clone()).expect("a valid rule");
         let mut all = vec![F::nan(); self.grad_out.len()];
@@ -270,7 +274,8 @@ impl<F: Real> Case<F> {
         Outcome { out: all, state: decoder.into_state(), grads: Vec::new() }
     }
 
-    /// Some of the tokens, cut at `offsets`. The states are those of the whole and fit only if the sequences do.
+    /// The given tokens, divided at `offsets`. The states stay those of the whole case, so the number of sequences must
+    /// match.
     pub fn take(&self, tokens: &[usize], offsets: Vec<usize>) -> Self {
         let rows = |data: &[F]| {
             let width = data.len().checked_div(self.sizes.tokens).unwrap_or(0);
@@ -292,7 +297,7 @@ impl<F: Real> Case<F> {
     }
 }
 
-/// Zeroes the parts of a state that it does not hold: slots beyond the tail, the key of a fresh sequence.
+/// Sets the unused parts of a state to zero: slots beyond the tail, and the keys of fresh sequences.
 fn clear_unused(rule: &Rule, state: &mut State<f64>) {
     let sequences = state.started.len().max(1);
     let (slots, key) = (rule.tail_capacity().max(1), state.last_key.len() / sequences);

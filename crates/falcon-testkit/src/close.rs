@@ -1,11 +1,11 @@
-//! Comparing results, tensor by tensor.
+//! Comparison of results, tensor by tensor.
 
 /// Results with their names.
 pub type Named = Vec<(&'static str, Vec<f64>)>;
 
-/// `max |a − b| / max |b|`, or `max |a|` where `b` is all 0. NaN if anything is.
+/// `max |a − b| / max |b|`, or `max |a|` if `b` is all 0. NaN if any number is NaN.
 pub fn max_error(a: &[f64], b: &[f64]) -> f64 {
-    assert_eq!(a.len(), b.len(), "lengths");
+    assert_eq!(a.len(), b.len(), "lengths differ");
     let largest = |values: &mut dyn Iterator<Item = f64>| {
         values.fold(0.0, |m: f64, x| if x.is_nan() || m.is_nan() { f64::NAN } else { m.max(x.abs()) })
     };
@@ -14,16 +14,16 @@ pub fn max_error(a: &[f64], b: &[f64]) -> f64 {
     if scale == 0.0 { difference } else { difference / scale }
 }
 
-/// Root mean square of the difference over that of `b`; that of `a` where `b` is all 0.
+/// The root mean square of the difference divided by that of `b`, or the root mean square of `a` if `b` is all 0.
 pub fn rms_error(a: &[f64], b: &[f64]) -> f64 {
-    assert_eq!(a.len(), b.len(), "lengths");
+    assert_eq!(a.len(), b.len(), "lengths differ");
     let square = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
     let difference = square(&mut a.iter().zip(b).map(|(a, b)| a - b));
     let scale = square(&mut b.iter().copied());
     if scale == 0.0 { difference } else { difference / scale }
 }
 
-/// Every tensor of `a` within `tolerance` of that in `b` by [`max_error`], or a panic that lists those that are not.
+/// Panics with a list of all tensors of `a` whose [`max_error`] from that of `b` is above `tolerance`.
 pub fn assert_close(label: &str, a: &Named, b: &Named, tolerance: f64) {
     let names = |named: &Named| named.iter().map(|(name, _)| *name).collect::<Vec<_>>();
     assert_eq!(names(a), names(b), "{label}");

@@ -1,4 +1,4 @@
-//! Random cases for the kernels, and what to hold their results against.
+//! Random cases for the kernels, and comparisons of their results.
 
 mod case;
 mod close;

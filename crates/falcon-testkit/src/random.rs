@@ -1,10 +1,10 @@
-//! SplitMix64.
+//! Random numbers by the generator SplitMix64.
 
-/// A small seeded generator: the same numbers on every machine.
+/// A small seeded generator that gives the same numbers on every machine.
 pub struct Random(u64);
 
 impl Random {
-    /// The stream that belongs to `seed`.
+    /// The generator with this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -17,18 +17,18 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Uniform from `low` to `high`, rounded so that `f32` holds it exactly: to the ends, too.
+    /// A uniform number from `low` to `high`, rounded to `f32`, so that the ends may occur.
     fn uniform(&mut self, low: f64, high: f64) -> f64 {
         let unit = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
         f64::from((low + (high - low) * unit) as f32)
     }
 
-    /// Mean 0, variance 1, and nearly normal: a sum of twelve uniform numbers.
+    /// A nearly normal number of mean 0 and variance 1: a sum of twelve uniform numbers.
     fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.uniform(0.0, 1.0)).sum::<f64>() - 6.0
     }
 
-    /// `len` numbers uniform from `low` to `high`, exact in `f32`.
+    /// `len` uniform numbers from `low` to `high`, exact in `f32`.
     pub fn uniforms(&mut self, len: usize, low: f64, high: f64) -> Vec<f64> {
         (0..len).map(|_| self.uniform(low, high)).collect()
     }
@@ -38,7 +38,7 @@ impl Random {
         (0..len).map(|_| f64::from((self.normal() * scale) as f32)).collect()
     }
 
-    /// A number below `end`.
+    /// A whole number below `end`.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use falcon_kernels::Decoder;
+use falcon_kernels::{Call, Decoder, Form};
 use pulp::Arch;
 use serde_json::json;
 
@@ -146,7 +146,8 @@ struct Stream<'a> {
 
 impl<'a> Stream<'a> {
     fn new(tensors: &'a Tensors, preset: Preset) -> Result<Self, BenchError> {
-        let state = tensors.token(&preset.rule, 0)?.fresh_state(&preset.rule)?;
+        let token = tensors.token(&preset.rule, 0)?;
+        let state = Call::new(&preset.rule, Form::Recurrent, token)?.fresh_state();
         let out = vec![0.0; tensors.size.heads * tensors.size.dim];
         Ok(Self { tensors, preset, decoder: Decoder::new(&preset.rule, state)?, out })
     }

@@ -1,7 +1,7 @@
-//! A gain and a carry for every value column: Falcon-2 where it erases, Falcon-2A where it does not.
+//! Rules with a gain and a carry for every column of the values: Falcon-2, which erases, and Falcon-2A, which does not.
 //!
-//! Each column has a triangular system and a mask of its own, but none is ever built. Substitution runs over
-//! rows with all columns side by side, on rows kept decayed to the current time, `B̃_s(t) = D[t][s+1] ⊙ b_s`:
+//! Each column has its own triangular system and its own mask, but neither is stored. The substitution runs over rows,
+//! for all columns at once, and keeps the earlier rows decayed to the current time, `B̃_s(t) = D[t][s+1] ⊙ b_s`:
 //!
 //! ```text
 //! p_i = c_i ⊙ S₀ᵀx_i + Σ_{s<i} (x_i·x_s) B̃_s(i)      b_i = w_i ⊙ v_i − e_i ⊙ p_i
@@ -16,11 +16,11 @@ use crate::segment::{Segment, SegmentGrad};
 use crate::state::row;
 use crate::step::scale_columns;
 
-/// Below this carry the gradient of a decay, recovered by dividing by it, would lose digits: such a chunk is
-/// differentiated step by step instead.
+/// The gradient of a carry is recovered by a division by that carry. Below this value the division would lose accuracy,
+/// and the backward pass of the chunk runs step by step instead.
 const LEAST_CARRY: f64 = 1.0 / 16.0;
 
-/// Whether [`backward`] would lose digits on this chunk.
+/// Whether [`backward`] would lose accuracy on this chunk.
 pub(super) fn needs_steps<F: Real>(segment: &Segment<F>) -> bool {
     segment.gamma.iter().any(|gamma| *gamma < F::of(LEAST_CARRY))
 }
@@ -38,22 +38,22 @@ fn lengths<F: Real>(segment: &Segment<F>) -> [usize; 5] {
     [2 * steps * steps, values, values, values, values + segment.columns]
 }
 
-/// The forward pass inside a chunk, with what its adjoint needs.
+/// The forward pass inside a chunk, and the arrays that its adjoint needs.
 struct Sweep<'a, F> {
-    /// `QXᵀ`, and below it, where the rule erases, `XXᵀ`; `[steps, steps]` each.
+    /// `QXᵀ`, and below it `XXᵀ` if the rule erases; `[steps, steps]` each.
     products: &'a mut [F],
     /// `p_i`, `[steps, columns]`.
     p: &'a mut [F],
     /// `b_i`, `[steps, columns]`.
     b: &'a mut [F],
-    /// `b_s` decayed to the current time, in the end to that of the chunk.
+    /// `b_s` decayed to the current time, and finally to the end of the chunk.
     decayed: &'a mut [F],
     /// `c_t`, `[steps + 1, columns]`.
     carry: &'a mut [F],
 }
 
 impl<F: Real> Sweep<'_, F> {
-    /// Fills `out`; `memory` is the incoming one.
+    /// Fills `out` from the incoming memory.
     #[inline(always)]
     fn run(&mut self, segment: &Segment<F>, memory: &[F], out: &mut [F]) {
         let (columns, dim_k, steps) = (segment.columns, segment.dim_k, segment.steps);
@@ -83,8 +83,8 @@ impl<F: Real> Sweep<'_, F> {
         }
     }
 
-    /// From before `step` to after it: decays the rows, and in the same pass adds them to the read of that time and to the
-    /// prediction of the next step.
+    /// Advances from before `step` to after it: decays the rows, and in the same pass adds them to the read at that
+    /// time and to the prediction of the next step.
     #[inline(always)]
     fn advance(&mut self, segment: &Segment<F>, step: usize, out: &mut [F]) {
         let (columns, steps) = (segment.columns, segment.steps);
@@ -111,13 +111,13 @@ impl<F: Real> Sweep<'_, F> {
                 decay_combine(decayed, gamma, [attention(reader)], [&mut *out]);
                 axpy(out, attention(reader)[step], b);
             }
-            // Before-reads end one step early; nothing is predicted then either.
+            // With reads before the write, the last step has neither a read nor a prediction left.
             (None, _) => decay_combine(decayed, gamma, [], []),
         }
         self.decayed[row(step, columns)].copy_from_slice(b);
     }
 
-    /// The memory after the chunk, from the one before it.
+    /// Turns the memory before the chunk into that after it.
     #[inline(always)]
     fn finish(&self, segment: &Segment<F>, memory: &mut [F]) {
         scale_columns(memory, segment.columns, &self.carry[row(segment.steps, segment.columns)]);
@@ -126,20 +126,20 @@ impl<F: Real> Sweep<'_, F> {
     }
 }
 
-/// Adjoint of [`forward`]. Backwards in time, with `D̃O_s(t) = D[τ_s][t] ⊙ do_s` and `Ỹ_s(t) = −D[s][t] ⊙ e_s ⊙ a_s`
-/// kept decayed to the current time,
+/// Adjoint of [`forward`]. It runs backwards in time and keeps `D̃O_s(t) = D[τ_s][t] ⊙ do_s` and
+/// `Ỹ_s(t) = −D[s][t] ⊙ e_s ⊙ a_s` decayed to the current time:
 ///
 /// ```text
 /// a_i = D[T][i+1] ⊙ Λ_Tᵀx_i + Σ_s (q_s·x_i) D̃O_s(i+1) + Σ_{s>i} (x_s·x_i) Ỹ_s(i+1)       a = dL/db
 /// ```
 ///
-/// The gradient of the carry comes without any matrix from `F_t = ⟨Λ_t, S_t⟩`, column by column:
+/// The gradient of the carry follows from `F_t = ⟨Λ_t, S_t⟩` of each column, without the matrices themselves:
 ///
 /// ```text
 /// γ_i dγ_i = F_{i+1} − a_i ⊙ b_i        F_i = F_{i+1} − w_i ⊙ v_i ⊙ a_i + (o ⊙ do of the read at time i)
 /// ```
 ///
-/// a running sum in `f64`, begun anew in every chunk from the exact `⟨Λ_T, S_T⟩`.
+/// `F` is a running sum in `f64` that starts in every chunk from the exact `⟨Λ_T, S_T⟩`.
 #[inline(always)]
 pub(super) fn backward<F: Real>(
     segment: &Segment<F>,
@@ -191,7 +191,7 @@ pub(super) fn backward<F: Real>(
 
     let mut inner = Inner::new(columns, last, adjoint);
     matmul(MatMut::new(a, columns), F::zero(), x, Mat::new(adjoint, columns));
-    // Λ_T decayed to the current time, D[T][t].
+    // D[T][t], the decay of Λ_T to the current time.
     final_carry.fill(F::one());
     reads.copy_from_slice(grad_out);
     grad_attention.fill(F::zero());
@@ -201,7 +201,7 @@ pub(super) fn backward<F: Real>(
         if let Some(reader) = segment.reader(step + 1) {
             inner.read(&out[row(reader, columns)], &grad_out[row(reader, columns)]);
         }
-        // The steps whose read sees this write.
+        // The first step whose read includes this write.
         let seen_by = if segment.read_before { step + 1 } else { step };
         let (a, b) = (&mut a[here.clone()], &sweep.b[here.clone()]);
         multiply(a, final_carry);
@@ -226,7 +226,7 @@ pub(super) fn backward<F: Real>(
             grad_write[c] += a[c] * v[c];
         }
 
-        // From after the step to before it.
+        // Go from after the step to before it.
         let gamma = &segment.gamma[here.clone()];
         multiply(final_carry, gamma);
         scale_columns(&mut reads[seen_by * columns..], columns, gamma);
@@ -241,7 +241,7 @@ pub(super) fn backward<F: Real>(
         }
     }
 
-    // `reads` and `erased` are decayed to time 0 now, where they meet the incoming memory.
+    // `reads` and `erased` are now decayed to time 0, the time of the incoming memory.
     let (reads, erased, s0) = (Mat::new(reads, columns), Mat::new(erased, columns), Mat::new(memory, columns));
     let (q, grad_attention, grad_gram) =
         (Mat::new(segment.q(), dim_k), Mat::new(grad_attention, steps), Mat::new(grad_gram, steps));

@@ -1,14 +1,14 @@
-//! Every write erases what the memory already says: the regression rules, one gain for all columns.
+//! Rules that erase and have one gain for all columns: regression.
 //!
-//! The memory stays in the span of the incoming one and the pairs,
+//! The memory is a combination of the incoming memory and the pairs,
 //!
 //! ```text
 //! S at time t = c_t S₀ + Σ_r x_r ω_r(t)ᵀ
 //! ```
 //!
-//! Pair `r` is *open* while steps still write it (`window` of them), and then *closed*: from its closing time `t_r` on,
-//! `ω_r(t) = D[t][t_r] Ω_r`. So a step computes the prediction `p = Sᵀx` in full only for the pair that enters its
-//! window; for those that stay it follows from the step before:
+//! Pair `r` is *open* during the `window` steps that write it, and *closed* afterwards: from its closing time `t_r` on,
+//! `ω_r(t) = D[t][t_r] Ω_r`. A step therefore computes the prediction `p = Sᵀx` in full only for the pair that enters
+//! its window; for pairs that stay, it follows from the step before:
 //!
 //! ```text
 //! p_r(i) = c_i S₀ᵀx_r + Σ_{l closed} G_rl D[i][t_l] Ω_l + Σ_{l open} G_rl ω_l(i)    r enters at step i
@@ -16,10 +16,10 @@
 //! z_r(i) = w_i v_r − e_i p_r(i)        ω_r(i+1) = γ_i ω_r(i) + z_r(i)
 //! ```
 //!
-//! with the Gram matrix `G = XXᵀ`. Cost per token: O((chunk + window²) · columns), whatever the window.
-//! With window 1 this is the usual unit-triangular system, and nothing is ever open.
+//! with the Gram matrix `G = XXᵀ`. The cost per token is O((chunk + window²) · columns). With window 1 this is the
+//! usual unit-triangular system, and no pair is ever open.
 //!
-//! Serves Falcon-1, Falcon-3, DeltaNet and Gated DeltaNet. The adjoint is in [`super::delta_backward`].
+//! Used by Falcon-1, Falcon-3, DeltaNet and Gated DeltaNet. The adjoint is in [`super::delta_backward`].
 
 use std::ops::Range;
 
@@ -31,7 +31,7 @@ use crate::scratch::Scratch;
 use crate::segment::Segment;
 use crate::state::row;
 
-/// Steps of the triangular system that are substituted one by one; what lies before them is one matrix product.
+/// Steps of the triangular system that are substituted one by one; all earlier steps enter as one matrix product.
 pub(super) const BLOCK: usize = 16;
 
 #[inline(always)]
@@ -62,7 +62,7 @@ pub(super) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut
 pub(super) fn lengths<F: Real>(segment: &Segment<F>) -> [usize; 10] {
     let (steps, rows, columns) = (segment.steps, segment.rows(), segment.columns);
     let history = rows * depth(segment) * columns;
-    // With window 1 a row is closed by its first write, so nothing is ever looked up among the open ones.
+    // With window 1 a row is closed by its first write, and no row is ever open.
     let open = if segment.window > 1 { history } else { 0 };
     [
         (steps + 1) * (steps + 1),
@@ -78,13 +78,13 @@ pub(super) fn lengths<F: Real>(segment: &Segment<F>) -> [usize; 10] {
     ]
 }
 
-/// Steps of a chunk that write one row, at most.
+/// The most steps of a chunk that write one row.
 #[inline(always)]
 fn depth<F: Real>(segment: &Segment<F>) -> usize {
     segment.window.min(segment.steps)
 }
 
-/// Where [`Chunk::new`] puts what it computes.
+/// The arrays that [`Chunk::new`] fills.
 pub(super) struct Buffers<'a, F> {
     pub decay: &'a mut [F],
     pub products: &'a mut [F],
@@ -93,16 +93,17 @@ pub(super) struct Buffers<'a, F> {
     pub prior: &'a mut [F],
 }
 
-/// What both directions share: the products of the chunk's inputs.
+/// The products of the inputs of a chunk, which both directions need.
 pub(super) struct Chunk<'a, F> {
     pub segment: &'a Segment<F>,
     /// `D[t][s]` for `s ≤ t`, `[steps + 1, steps + 1]`.
     decay: &'a [F],
     /// `QXᵀ`, `[steps, rows]`, and below it `XXᵀ`, `[rows, rows]`.
     products: &'a [F],
-    /// `G_rl D[i][t_l]` for the row `r` that step `i` brings and the rows `l` closed by then, `[steps, rows]`.
+    /// `G_rl D[i][t_l]` for the row `r` that step `i` adds and the rows `l` that are closed by then, `[steps, rows]`.
     pub far: &'a [F],
-    /// `A_ir D[τ_i][t_r]` for the rows closed when step `i` reads, 0 for all others, `[steps, rows]`.
+    /// `A_ir D[τ_i][t_r]` with `A = QXᵀ`, for the rows that are closed when step `i` reads, and 0 for all others,
+    /// `[steps, rows]`.
     pub masked: &'a [F],
     /// `X S₀`, `[rows, columns]`.
     pub prior: &'a [F],
@@ -114,12 +115,12 @@ impl<'a, F: Real> Chunk<'a, F> {
         let Buffers { decay, products, far, masked, prior } = buffers;
         let (steps, rows, times) = (segment.steps, segment.rows(), segment.steps + 1);
         let [q, x] = [segment.q(), segment.x()].map(|rows| Mat::new(rows, segment.dim_k));
-        // A query meets what was written before it reads; a pair, the pairs before it and those whose windows it shares.
+        // A query needs the pairs written before it reads; a pair needs those before it and those in a common window.
         let (attention, gram) = products.split_at_mut(steps * rows);
         product_lower(attention, q, x.t(), |step| segment.tail + segment.read_time(step));
         product_lower(gram, x, x.t(), |r| r + segment.window);
         matmul_memory(prior, F::zero(), x, Mat::new(memory, segment.columns));
-        // By products: exact where exponentials of differences would cancel.
+        // As products, because exponentials of differences would cancel.
         decay[0] = F::one();
         for t in 1..times {
             let (before, here) = decay[(t - 1) * times..].split_at_mut(times);
@@ -173,10 +174,10 @@ impl<'a, F: Real> Chunk<'a, F> {
         &self.products[row(step, self.segment.rows())]
     }
 
-    /// The time from which row `r` is written no more.
+    /// The time from which on row `r` is no longer written.
     #[inline(always)]
     pub fn closes(&self, r: usize) -> usize {
-        // A tail never reaches further back than the window, so this cannot be negative.
+        // This cannot be negative, because a tail has fewer pairs than the window.
         r + self.segment.window - self.segment.tail
     }
 
@@ -186,7 +187,7 @@ impl<'a, F: Real> Chunk<'a, F> {
         (self.segment.tail + time + 1).saturating_sub(self.segment.window)
     }
 
-    /// The rows that steps of this chunk wrote before `time`, and that are not yet closed.
+    /// The rows that steps of this chunk wrote before `time` and that are not closed yet.
     #[inline(always)]
     pub fn open_rows(&self, time: usize) -> Range<usize> {
         let newest = self.segment.tail + time;
@@ -194,17 +195,17 @@ impl<'a, F: Real> Chunk<'a, F> {
         oldest.max(self.segment.first).min(newest)..newest
     }
 
-    /// Where the history keeps row `r` at `step`, one of the steps that write it.
+    /// The place of row `r` at `step`, one of the steps that write it, in the history.
     #[inline(always)]
     pub fn slot(&self, r: usize, step: usize) -> Range<usize> {
         let tail = self.segment.tail;
         debug_assert!(tail + step - r < self.segment.window, "row {r} is not written at step {step}");
-        // Counted from the first step of this chunk that writes the row.
+        // Steps are counted from the first step of this chunk that writes the row.
         row(r * depth(self.segment) + step - r.saturating_sub(tail), self.segment.columns)
     }
 }
 
-/// The forward sweep and its history. A row and a step of its window address one slot.
+/// The forward substitution and its history. A row and one of the steps that write it have one slot.
 pub(super) struct Sweep<'a, F> {
     /// `p_r(i)`, `[rows, depth, columns]`.
     pub p: &'a mut [F],
@@ -238,7 +239,7 @@ impl<F: Real> Sweep<'_, F> {
         }
     }
 
-    /// The predictions of the pairs that a block of steps brings, as far as they are known at its start.
+    /// The predictions of the pairs that a block of steps adds, as far as they are known at its start.
     #[inline(always)]
     fn enter(&mut self, chunk: &Chunk<'_, F>, block: Range<usize>) {
         let segment = chunk.segment;
@@ -259,7 +260,7 @@ impl<F: Real> Sweep<'_, F> {
         }
     }
 
-    /// Completes the prediction of the pair that `step` brings, in the block that began at `start`.
+    /// Completes the prediction of the pair that `step` adds, in the block that began at `start`.
     #[inline(always)]
     fn predict(&mut self, chunk: &Chunk<'_, F>, start: usize, step: usize) {
         let (segment, newest) = (chunk.segment, chunk.segment.tail + step);
@@ -318,7 +319,7 @@ impl<F: Real> Sweep<'_, F> {
         }
     }
 
-    /// `ω_r(t)` as a number times a vector.
+    /// `ω_r(t)` as a scalar and a vector.
     #[inline(always)]
     pub fn omega(&self, chunk: &Chunk<'_, F>, r: usize, time: usize) -> (F, &[F]) {
         let closed = chunk.closes(r);

@@ -1,21 +1,21 @@
-//! The adjoint of [`super::delta`]. The adjoint of the memory lies in the span of the outgoing one, the queries
-//! and the pairs,
+//! The adjoint of [`super::delta`]. The adjoint of the memory is a combination of the outgoing adjoint, the queries and
+//! the pairs,
 //!
 //! ```text
 //! Λ at time t = D[T][t] Λ_T + Σ_s D[τ_s][t] q_s do_sᵀ + Σ_r x_r y_r(t)ᵀ
 //! ```
 //!
-//! and the sweep that finds `y` mirrors the forward one. Seen from the end, a pair enters at the step that closes it and
-//! leaves at the step that brought it; with `a_r(i) = Λᵀx_r` after step `i`,
+//! and `y` is found by a substitution that mirrors the forward one. Backwards in time, a pair enters at the step that
+//! closes it and leaves at the step that added it. With `a_r(i) = Λᵀx_r` after step `i`,
 //!
 //! ```text
-//! a_r(i) in full where r enters, and for those that stay
+//! a_r(i) in full where r enters, and for pairs that stay
 //! a_r(i−1) = γ_i a_r(i) − e_i Σ_{l in window of i} G_rl a_l(i) + (x_r·q) do    (q, do: the read at time i)
 //! y_r(i) = γ_i y_r(i+1) − e_i a_r(i)        y_r(t) = D[t_r′][t] Y_r  from its first time t_r′ down
 //! ```
 //!
-//! What is left are products of the two expansions, `dx = Σ Λ z − S (e a)`, pair by pair: matrix products where both pairs
-//! are closed, a band as wide as the window where one is open.
+//! The other gradients are products of the two expansions, such as `dx = Σ Λ z − S (e a)`: matrix products where both
+//! pairs are closed, and a band as wide as the window where one is open.
 
 use std::ops::Range;
 
@@ -53,7 +53,7 @@ pub(super) fn backward<F: Real>(
 
     let Reverse { oy, pairs, band, through, .. } = reverse;
     let (qx, x) = (Mat::new(&segment.qx, dim_k), Mat::new(segment.x(), dim_k));
-    // Products QXᵀ and XXᵀ: both sides of each.
+    // Gradients of both factors of QXᵀ and of XXᵀ.
     let (read, predicted) = pairs.split_at(steps * rows);
     let (grad_q, grad_x) = grad.qx.split_at_mut(steps * dim_k);
     let (read, predicted, q) = (Mat::new(read, rows), Mat::new(predicted, rows), Mat::new(segment.q(), dim_k));
@@ -71,7 +71,7 @@ pub(super) fn backward<F: Real>(
     sweep.last(&chunk, last);
     matmul_memory(grad_x, F::one(), Mat::new(last, columns), Mat::new(adjoint, columns).t());
 
-    // At time 0 reads and y meet the incoming memory, and make its adjoint.
+    // Decayed to time 0, the reads and y give the gradients through the incoming memory, and its adjoint.
     let carry = |i: usize| match i.checked_sub(steps) {
         None => chunk.decay(segment.read_time(i), 0),
         Some(r) => chunk.decay(r.saturating_sub(segment.tail), 0),
@@ -83,18 +83,20 @@ pub(super) fn backward<F: Real>(
     matmul(MatMut::new(adjoint, columns), chunk.decay(steps, 0), qx.t(), Mat::new(oy, columns));
 }
 
-/// The reverse sweep and what it leaves behind.
+/// The substitution backwards in time, and its results.
 struct Reverse<'a, F> {
-    /// `do_s`, `[steps, columns]`, and below it `y_r`, `[rows, columns]`: as of the current time while the pair is
-    /// open, `Y_r` once it has left.
+    /// `do_s`, `[steps, columns]`, and below it `y_r`, `[rows, columns]`: at the current time while the pair is open,
+    /// and `Y_r` once it has left.
     oy: &'a mut [F],
     /// `a_r` of the rows in the window, `[rows, columns]`.
     a: &'a mut [F],
     /// `Λ_Tᵀ x_r`, `[rows, columns]`.
     final_x: &'a mut [F],
-    /// What reads and the outgoing memory say to each row when it closes, `[rows, columns]`; then scratch.
+    /// The part of `a_r` at its closing time that comes from reads and from the outgoing memory, `[rows, columns]`.
+    /// Later used as working memory.
     entry: &'a mut [F],
-    /// Gradient of `QXᵀ`, `[steps, rows]`, and below it that of `XXᵀ` where the pair of the column was closed, `[rows, rows]`.
+    /// Gradient of `QXᵀ`, `[steps, rows]`, and below it that of `XXᵀ` where the pair of the column was closed,
+    /// `[rows, rows]`.
     pairs: &'a mut [F],
     /// Gradient of the Gram matrix where a pair was open; see [`band_index`].
     band: &'a mut [F],
@@ -124,13 +126,13 @@ fn reverse_length<F: Real>(segment: &Segment<F>) -> usize {
     reverse_lengths(segment).iter().sum()
 }
 
-/// Rows that a window reaches to either side.
+/// The rows within a window to both sides of a row.
 #[inline(always)]
 fn band_width<F: Real>(segment: &Segment<F>) -> usize {
     2 * segment.window.min(segment.rows())
 }
 
-/// The rows `l` near enough to `r` that one of them is open when they meet.
+/// The rows `l` so near to `r` that one of the two is open when the other is used.
 #[inline(always)]
 fn band_rows<F: Real>(segment: &Segment<F>, r: usize) -> Range<usize> {
     if segment.window == 1 {
@@ -140,7 +142,7 @@ fn band_rows<F: Real>(segment: &Segment<F>, r: usize) -> Range<usize> {
     r.saturating_sub(reach).max(segment.first)..(r + reach + 1).min(segment.rows())
 }
 
-/// Where the band keeps what `dx_r` gets of `x_l`.
+/// The place in the band of the factor with which `x_l` enters `dx_r`.
 #[inline(always)]
 fn band_index<F: Real>(segment: &Segment<F>, l: usize, r: usize) -> usize {
     r * band_width(segment) + l + segment.window.min(segment.rows()) - 1 - r
@@ -184,7 +186,7 @@ impl<'a, F: Real> Reverse<'a, F> {
         }
     }
 
-    /// What reads and the outgoing memory say to each row at the time it closes, or at the end.
+    /// The part of `a_r` that comes from reads and from the outgoing memory, at the time the row closes or at the end.
     #[inline(always)]
     fn entries(&mut self, chunk: &Chunk<'_, F>, grad_out: &[F]) {
         let segment = chunk.segment;
@@ -206,7 +208,8 @@ impl<'a, F: Real> Reverse<'a, F> {
         }
     }
 
-    /// For the rows that enter within a block of steps, what the pairs say that have left after it.
+    /// Adds the part of `a_r` that comes from pairs that have left after a block of steps, for the rows that enter in
+    /// it.
     #[inline(always)]
     fn enter(&mut self, chunk: &Chunk<'_, F>, block: Range<usize>) {
         let segment = chunk.segment;
@@ -245,7 +248,7 @@ impl<'a, F: Real> Reverse<'a, F> {
         }
     }
 
-    /// `y_l(t)` as a number times a vector: settled if `l` was brought at `t` or later, else the current one.
+    /// `y_l(t)` as a scalar and a vector: the final `Y_l` if `l` was added at `t` or later, else the current one.
     #[inline(always)]
     fn y(&self, chunk: &Chunk<'_, F>, l: usize, time: usize) -> (F, &[F]) {
         let Segment { tail, columns, .. } = *chunk.segment;
@@ -253,7 +256,7 @@ impl<'a, F: Real> Reverse<'a, F> {
         (scale, &self.oy[row(chunk.segment.steps + l, columns)])
     }
 
-    /// The gradients that one step gives, with `a` and `y` as of the time after it.
+    /// The gradients of one step, from `a` and `y` at the time after it.
     #[inline(always)]
     fn gather(&mut self, chunk: &Chunk<'_, F>, sweep: &Sweep<'_, F>, step: usize, grad: &mut SegmentGrad<F>) {
         let segment = chunk.segment;
@@ -269,7 +272,7 @@ impl<'a, F: Real> Reverse<'a, F> {
         }
     }
 
-    /// The part of the gradients in which a pair is open.
+    /// The part of the gradients in which one of the pairs is open.
     #[inline(always)]
     fn gather_open(&mut self, chunk: &Chunk<'_, F>, sweep: &Sweep<'_, F>, step: usize, grad: &mut SegmentGrad<F>) {
         let segment = chunk.segment;
@@ -277,14 +280,14 @@ impl<'a, F: Real> Reverse<'a, F> {
         let window = segment.window(step);
         for r in window.clone() {
             let slot = chunk.slot(r, step);
-            // Λ z_r, the part along x_l; beyond r + window it is Y_l · Ω_r.
+            // The part of Λ z_r along x_l; beyond r + window it is Y_l · Ω_r.
             for l in chunk.open_rows(step + 1).start..rows.min(r + segment.window) {
                 let (scale, y) = self.y(chunk, l, step + 1);
                 let value = scale * dot(y, &sweep.z[slot.clone()]);
                 self.band[band_index(segment, l, r)] += value;
             }
             let a = &self.a[row(r, columns)];
-            // −S e a_r, the part along x_l; before r − window it is Ω_l · Y_r.
+            // The part of −S e a_r along x_l; before r − window it is Ω_l · Y_r.
             for l in (r + 1).saturating_sub(segment.window).max(segment.first)..newest {
                 let (scale, omega) = sweep.omega(chunk, l, step);
                 self.band[band_index(segment, l, r)] -= segment.erase[step] * scale * dot(omega, a);
@@ -306,7 +309,7 @@ impl<'a, F: Real> Reverse<'a, F> {
         }
     }
 
-    /// `y ← γ y − e a`, from after `step` to before it.
+    /// `y ← γ y − e a`, which goes from after `step` to before it.
     #[inline(always)]
     fn leave(&mut self, chunk: &Chunk<'_, F>, step: usize) {
         let segment = chunk.segment;
@@ -325,7 +328,7 @@ impl<'a, F: Real> Reverse<'a, F> {
         let columns = segment.columns;
         let window = segment.window(step);
         let stays = window.start..window.end.saturating_sub(1).max(window.start);
-        // The new values go to `entry`, whose rows of the window have been used up by now.
+        // The new values go to `entry`, whose rows of this window are no longer needed.
         for r in stays.clone() {
             let next = &mut self.entry[row(r, columns)];
             next.copy_from_slice(&self.a[row(r, columns)]);
@@ -341,7 +344,7 @@ impl<'a, F: Real> Reverse<'a, F> {
         self.a[stays.clone()].copy_from_slice(&self.entry[stays]);
     }
 
-    /// `do · Ω` and `Y · Ω` of every closed pair: as gradients of `QXᵀ` and `XXᵀ`, and of the decays.
+    /// `do · Ω` and `Y · Ω` of every closed pair, which give the gradients of `QXᵀ`, `XXᵀ` and the decays.
     #[inline(always)]
     fn products(&mut self, chunk: &Chunk<'_, F>, sweep: &Sweep<'_, F>) {
         let segment = chunk.segment;
@@ -351,7 +354,7 @@ impl<'a, F: Real> Reverse<'a, F> {
         let (o, y) = self.oy.split_at(steps * columns);
         product_lower(read, Mat::new(o, columns), closed, |step| chunk.closed_by(segment.read_time(step)));
         product_lower(predicted, Mat::new(y, columns), closed, |r| r);
-        // Pairs of the tail were brought before the chunk, when nothing of it was closed.
+        // Pairs of the tail were added before the chunk, when none of its rows was closed.
         predicted[..segment.tail * rows].fill(F::zero());
         self.uses.fill(F::zero());
         for step in 0..steps {
@@ -368,7 +371,8 @@ impl<'a, F: Real> Reverse<'a, F> {
         }
     }
 
-    /// `D[t+1][s] = γ_t D[t][s]` backwards, for the incoming memory and all closed rows at once. `prior` is `⟨S₀, Λ_T⟩`.
+    /// Adjoint of `D[t+1][s] = γ_t D[t][s]`, for the incoming memory and all closed rows at once. `prior` is
+    /// `⟨S₀, Λ_T⟩`.
     #[inline(always)]
     fn decays(&mut self, chunk: &Chunk<'_, F>, sweep: &Sweep<'_, F>, prior: F, grad: &mut SegmentGrad<F>) {
         let segment = chunk.segment;
@@ -393,8 +397,8 @@ impl<'a, F: Real> Reverse<'a, F> {
 }
 
 impl<F: Real> Chunk<'_, F> {
-    /// What closed rows give at `time` through `products` (`do · Ω` or `Y · Ω`): to the decays, weighted by `with` (`QXᵀ` or
-    /// `XXᵀ`), and, decayed, to `with` itself.
+    /// Gradients of closed rows at `time` from `products` (`do · Ω` or `Y · Ω`): those of the decays, which are
+    /// weighted by `with` (`QXᵀ` or `XXᵀ`), and those of `with` itself, which are decayed.
     #[inline(always)]
     fn use_closed(&self, time: usize, products: &mut [F], with: &[F], uses: &mut [F]) {
         let (products, rest) = products.split_at_mut(self.closed_by(time));

@@ -1,11 +1,12 @@
-//! Nothing is erased: the memory is a weighted sum of pairs, and the weights are numbers.
+//! Rules that do not erase and have one gain for all columns: the memory is a weighted sum of pairs, with scalar
+//! weights.
 //!
 //! ```text
 //! S at time t = c_t S₀ + Σ_r m_{t,r} x_r v_rᵀ        m_{t+1,r} = γ_t m_{t,r} + [r in window of t] w_t
 //! O = diag(c_τ) Q S₀ + (QXᵀ ⊙ m_τ) V                 c_{t+1} = γ_t c_t
 //! ```
 //!
-//! Serves 1A, 3A, linear attention, RetNet/Lightning and Mamba-2.
+//! Used by Falcon-1A, Falcon-3A, linear attention, RetNet/Lightning and Mamba-2.
 
 use super::{copy_scaled, scale_rows};
 use crate::Real;
@@ -26,7 +27,7 @@ pub(super) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut
     for step in 0..steps {
         let (done, rest) = attention[row(step, rows)].split_at_mut(written(segment, step));
         crate::real::multiply(done, &m[row(segment.read_time(step), rows)][..done.len()]);
-        // Set, not multiplied by 0: what is not yet written may be anything.
+        // Set rather than multiplied by 0, because the products with later tokens may not be finite.
         rest.fill(F::zero());
     }
     matmul_memory(out, F::zero(), q, Mat::new(memory, columns));
@@ -38,8 +39,8 @@ pub(super) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut
     matmul(MatMut::new(memory, columns), c[steps], Mat::new(weighted, dim_k).t(), v);
 }
 
-/// Adjoint of [`forward`]. The weights are numbers, so their gradients are too, and the recursion that made the
-/// weights, run backwards, takes them to `γ` and `w`.
+/// Adjoint of [`forward`]. The gradients of the weights are scalars, too, and the recursion of the weights, run
+/// backwards, turns them into those of `γ` and `w`.
 #[inline(always)]
 pub(super) fn backward<F: Real>(
     segment: &Segment<F>,
@@ -113,7 +114,7 @@ pub(super) fn backward<F: Real>(
     lower_matmul(grad_q, grad_attention, x, bound);
     lower_matmul_t(grad_x, grad_attention, q, bound);
     lower_matmul_t(&mut grad.v, masked, grad_o, bound);
-    // What each pair leaves in the outgoing memory.
+    // The part of each pair in the outgoing memory.
     let last = &m[row(steps, rows)];
     for r in 0..rows {
         axpy(&mut grad.v[row(r, columns)], last[r], &final_x[row(r, columns)]);
@@ -143,7 +144,7 @@ fn weights<F: Real>(segment: &Segment<F>, m: &mut [F], c: &mut [F]) {
     }
 }
 
-/// How many rows have been written when step `i` reads.
+/// How many rows have been written when `step` reads.
 #[inline(always)]
 fn written<F: Real>(segment: &Segment<F>, step: usize) -> usize {
     segment.tail + segment.read_time(step)

@@ -1,9 +1,10 @@
-//! The chunked form: what training runs. A chunk is a segment; inside it matrix products, between chunks the
-//! memory.
+//! The chunked form, for training: a chunk is a segment that is computed by matrix products, and the memory is passed
+//! from chunk to chunk.
 //!
-//! Every decay that occurs is a product `D[t][s] = Π_{s ≤ r < t} γ_r` with `s ≤ t`. With `|γ| ≤ 1` (what the clamp, gates and
-//! gains up to 2 make sure of) nothing is ever multiplied by more than 1, and nothing is divided by a decay: a chunk whose every
-//! step is clamped is as safe as one that forgets nothing. The one exception, in [`columns`], steps aside where it would hurt.
+//! Every decay is a product `D[t][s] = Π_{s ≤ r < t} γ_r` with `s ≤ t`. The clamp, gates and gains up to 2 ensure
+//! `|γ| ≤ 1`, so nothing is multiplied by more than 1, and nothing is divided by a decay: a chunk whose steps are all
+//! clamped is as accurate as one without decay. The one exception is the backward pass of [`columns`], which runs step
+//! by step where a division would lose accuracy.
 
 mod columns;
 mod delta;
@@ -15,7 +16,7 @@ use crate::scratch::Scratch;
 use crate::segment::{Segment, SegmentGrad};
 use crate::simd::{Vectorised, dispatch};
 
-/// As [`crate::recurrent::forward`].
+/// The same as [`crate::recurrent::forward`].
 pub(crate) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut [F], scratch: &mut Scratch<F>) {
     dispatch(Forward { segment, memory, out, scratch });
 }
@@ -39,7 +40,7 @@ impl<F: Real> Vectorised for Forward<'_, F> {
     }
 }
 
-/// As [`crate::recurrent::backward`].
+/// The same as [`crate::recurrent::backward`].
 pub(crate) fn backward<F: Real>(
     segment: &Segment<F>,
     memory: &[F],
@@ -77,7 +78,7 @@ impl<F: Real> Vectorised for Backward<'_, F> {
     }
 }
 
-/// Scales row `r` of a matrix by `by(r)`.
+/// Multiplies row `r` of a matrix by `by(r)`.
 #[inline(always)]
 fn scale_rows<F: Real>(matrix: &mut [F], width: usize, by: impl Fn(usize) -> F) {
     for (r, line) in matrix.chunks_exact_mut(width).enumerate() {
@@ -85,7 +86,7 @@ fn scale_rows<F: Real>(matrix: &mut [F], width: usize, by: impl Fn(usize) -> F) 
     }
 }
 
-/// `to = from`, row `r` scaled by `by(r)`.
+/// `to = from`, with row `r` multiplied by `by(r)`.
 #[inline(always)]
 fn copy_scaled<F: Real>(to: &mut [F], from: &[F], width: usize, by: impl Fn(usize) -> F) {
     for (r, (to, from)) in to.chunks_exact_mut(width).zip(from.chunks_exact(width)).enumerate() {

@@ -1,7 +1,7 @@
 //! Reference solvers to compare the rules with: exact recursive least squares, and a diagonal state-space model.
 //!
-//! They are not rules: least squares carries a second matrix, and a state-space model has no key. Each runs one head of
-//! one sequence over contiguous slices, step by step, with its adjoint beside it.
+//! They are not rules: least squares has a second matrix in its state, and a state-space model has no keys. Each solver
+//! runs one head of one sequence over contiguous slices, step by step, and has an adjoint.
 
 pub mod rls;
 pub mod ssm;
@@ -25,21 +25,21 @@ pub enum SolverError {
     Length {
         /// Which tensor.
         tensor: &'static str,
-        /// Elements there.
+        /// Elements given.
         got: usize,
-        /// Elements needed, if they can be counted.
+        /// Elements needed, unless their number overflows.
         needed: Option<usize>,
     },
     /// A number outside its range.
     #[error("{tensor}{} is {value}: it must be {allowed}", place(*.index))]
     Range {
-        /// Which tensor, or number.
+        /// Which tensor or number.
         tensor: &'static str,
-        /// Where, in a tensor.
+        /// Its index in the tensor.
         index: Option<usize>,
-        /// What is there.
+        /// The value.
         value: f64,
-        /// What may be there.
+        /// The values allowed.
         allowed: &'static str,
     },
 }

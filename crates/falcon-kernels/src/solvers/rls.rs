@@ -1,12 +1,12 @@
-//! Recursive least squares: the exact ridge regression of all pairs so far, one pair at a time.
+//! Recursive least squares: the exact ridge regression over all pairs so far, updated one pair at a time.
 //!
 //! ```text
 //! P_0 = I/λ      p = P x      s = 1 + xᵀp      g = p/s
 //! P ← P − g pᵀ   S ← S + g (v − Sᵀx)ᵀ          o = Sᵀq
 //! ```
 //!
-//! From `S_0 = 0`, `S_T` minimises `λ‖S‖² + Σ_t ‖v_t − Sᵀx_t‖²`. A step costs `O(dim_k² + dim_k·dim_v)`. A zero key writes
-//! nothing.
+//! From `S_0 = 0`, `S_T` minimises `λ‖S‖² + Σ_t ‖v_t − Sᵀx_t‖²`. A step costs `O(dim_k² + dim_k·dim_v)`. A zero key
+//! writes nothing.
 
 use super::{SolverError, length, positive};
 use crate::Real;
@@ -32,7 +32,7 @@ pub struct Inputs<'a, F> {
     pub dim_v: usize,
 }
 
-/// What [`forward`] found, or, for [`backward`], the gradient of each.
+/// The results of [`forward`], or, for [`backward`], their gradients.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outputs<F> {
     /// Reads `[tokens, dim_v]`.
@@ -43,7 +43,7 @@ pub struct Outputs<F> {
     pub covariance: Vec<F>,
 }
 
-/// `d loss / d` every input.
+/// The gradients of the inputs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grads<F> {
     /// `[tokens, dim_k]`.
@@ -120,7 +120,7 @@ impl<F: Real> Solver<F> {
         for i in 0..dim_k {
             axpy(&mut self.memory[row(i, dim_v)], self.p[i] / self.s, &self.residual);
             for j in 0..dim_k {
-                // The product first: P stays symmetric to the last bit.
+                // In this order of multiplication P stays exactly symmetric.
                 self.covariance[i * dim_k + j] -= self.p[i] * self.p[j] / self.s;
             }
         }
@@ -156,7 +156,7 @@ pub fn forward<F: Real>(inputs: &Inputs<'_, F>) -> Result<Outputs<F>, SolverErro
 /// Λ ← Λ − x drᵀ   Π ← Π + dp xᵀ                 and at the start   dλ = −tr Π / λ²
 /// ```
 ///
-/// It keeps the matrices of every `√tokens`-th step and computes the others again.
+/// The matrices of every `√tokens`-th step are saved, and the others are computed again.
 pub fn backward<F: Real>(inputs: &Inputs<'_, F>, upstream: &Outputs<F>) -> Result<Grads<F>, SolverError> {
     let tokens = inputs.check()?;
     let &Inputs { q, x, v, lambda, dim_k, dim_v, .. } = inputs;
@@ -202,7 +202,7 @@ pub fn backward<F: Real>(inputs: &Inputs<'_, F>, upstream: &Outputs<F>) -> Resul
     Ok(grads)
 }
 
-/// The adjoint of the write at `t`, given the matrices `before` it, which have looked at its pair.
+/// The adjoint of the write at `t`, given the matrices `before` it with the vectors of its pair.
 fn step_backward<F: Real>(before: &Solver<F>, x: &[F], t: usize, grads: &mut Grads<F>, grad_covariance: &mut [F]) {
     let Solver { memory, covariance, p, residual, s } = before;
     let (dim_k, dim_v, s) = (x.len(), residual.len(), *s);
@@ -319,12 +319,12 @@ mod tests {
     fn bad_inputs_are_named() {
         let data = data();
         let good = inputs(&data);
-        let said = |inputs: Inputs<'_, f64>| forward(&inputs).unwrap_err().to_string();
-        assert_eq!(said(Inputs { lambda: 0.0, ..good }), "lambda is 0: it must be finite and greater than 0");
-        assert!(said(Inputs { lambda: f64::NAN, ..good }).contains("NaN"));
-        assert!(said(Inputs { v: &good.v[1..], ..good }).starts_with("v has 21 elements"));
-        let wide = said(Inputs { dim_v: usize::MAX, ..good });
-        assert_eq!(wide, "v has 22 elements, its shape needs more than can be counted");
-        assert_eq!(said(Inputs { dim_k: 0, ..good }), "dim_k must be at least 1, got 0");
+        let message = |inputs: Inputs<'_, f64>| forward(&inputs).unwrap_err().to_string();
+        assert_eq!(message(Inputs { lambda: 0.0, ..good }), "lambda is 0: it must be finite and greater than 0");
+        assert!(message(Inputs { lambda: f64::NAN, ..good }).contains("NaN"));
+        assert!(message(Inputs { v: &good.v[1..], ..good }).starts_with("v has 21 elements"));
+        let wide = message(Inputs { dim_v: usize::MAX, ..good });
+        assert_eq!(wide, "v has 22 elements, its shape needs more than can be addressed");
+        assert_eq!(message(Inputs { dim_k: 0, ..good }), "dim_k must be at least 1, got 0");
     }
 }

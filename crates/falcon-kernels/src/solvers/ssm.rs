@@ -13,10 +13,10 @@ use crate::Real;
 use crate::real::{axpy, dot};
 use crate::state::row;
 
-/// How the input enters during a step.
+/// How the input enters the state during a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// The input is held over the step: exact.
+    /// The input is constant during the step, which is then exact.
     ZeroOrderHold,
     /// `φ = Δ`.
     First,
@@ -45,7 +45,7 @@ pub struct Inputs<'a, F> {
     pub order: Order,
 }
 
-/// What [`forward`] found, or, for [`backward`], the gradient of each.
+/// The results of [`forward`], or, for [`backward`], their gradients.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outputs<F> {
     /// `[tokens, dim_out]`.
@@ -54,7 +54,7 @@ pub struct Outputs<F> {
     pub state: Vec<F>,
 }
 
-/// `d loss / d` every input, each in the shape of its input.
+/// The gradients of the inputs, each in the shape of its input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grads<F> {
     /// Of the inputs.
@@ -121,7 +121,8 @@ fn psi_slope<F: Real>(z: F, exp: F, psi: F) -> F {
     if z.abs() > F::one() {
         return (exp - psi) / z;
     }
-    // 20 terms: the next is below 1e-20 for |z| ≤ 1. By Horner's rule from the far end, each term as a multiple of the one before.
+    // 20 terms; the next one is below 1e-20 for |z| ≤ 1. Horner's rule starts from the last term, and each term is a
+    // multiple of the one before.
     let mut sum = F::zero();
     for k in (0..20).rev() {
         let k = f64::from(k);
@@ -276,10 +277,10 @@ mod tests {
     fn bad_inputs_are_named() {
         let data = data();
         let good = inputs(Order::First, &data);
-        let said = |inputs: Inputs<'_, f64>| forward(&inputs).unwrap_err().to_string();
+        let message = |inputs: Inputs<'_, f64>| forward(&inputs).unwrap_err().to_string();
         let dt = [0.1, -0.5, 0.1, 0.1, 0.1, 0.1];
-        assert_eq!(said(Inputs { dt: &dt, ..good }), "dt[1] is -0.5: it must be finite and at least 0");
-        assert!(said(Inputs { b: &good.b[1..], ..good }).starts_with("b has 47 elements"));
-        assert_eq!(said(Inputs { a: &[], ..good }), "channels must be at least 1, got 0");
+        assert_eq!(message(Inputs { dt: &dt, ..good }), "dt[1] is -0.5: it must be finite and at least 0");
+        assert!(message(Inputs { b: &good.b[1..], ..good }).starts_with("b has 47 elements"));
+        assert_eq!(message(Inputs { a: &[], ..good }), "channels must be at least 1, got 0");
     }
 }

@@ -243,7 +243,7 @@ impl Gate {
 #[cfg(test)]
 mod tests {
     use burn::module::ParamId;
-    use falcon_kernels::{Inputs, View, coefficients};
+    use falcon_kernels::{Call, Form, Inputs, View};
 
     use super::*;
     use crate::ops::testing::compare;
@@ -380,7 +380,8 @@ mod tests {
                 decay: Some(View::new(&ridges, each).unwrap()),
                 offsets: &[0, 2],
             };
-            let found = coefficients(&rule, &inputs, &inputs.fresh_state(&rule).unwrap()).unwrap();
+            let call = Call::new(&rule, Form::CHUNKED, inputs).unwrap();
+            let found = call.coefficients(&call.fresh_state()).unwrap();
             // The first token has no pair.
             for i in heads..2 * heads {
                 let (got, expected) = (shown[i], found.gamma[i]);

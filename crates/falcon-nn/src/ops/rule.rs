@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock};
 
 use burn::tensor::{Device, Tensor};
-use falcon_kernels::{Decoder, Error, Form, Inputs, Rule, State, Tape, View, forward, record};
+use falcon_kernels::{Call, Decoder, Error, Form, Inputs, Rule, State, Tape, View};
 
 use super::Engine;
 use super::bridge::{Array, Slice, SliceOp, run};
@@ -134,12 +134,14 @@ impl RuleOp {
             decoder.step(&inputs, out)
         } else {
             let mut state = decoder.into_state();
-            let done = if tracked {
-                record(&self.rule, Form::CHUNKED, &inputs, &mut state, out)
-                    .map(|tape| self.tape.set(tape).expect("an operation runs once"))
-            } else {
-                forward(&self.rule, Form::CHUNKED, &inputs, &mut state, out)
-            };
+            let done = Call::new(&self.rule, Form::CHUNKED, inputs).and_then(|call| {
+                if !tracked {
+                    return call.forward(&mut state, out);
+                }
+                let tape = call.record(&mut state, out)?;
+                self.tape.set(tape).expect("an operation runs once");
+                Ok(())
+            });
             decoder = Decoder::new(&self.rule, state)?;
             done
         };
@@ -172,7 +174,8 @@ impl SliceOp for RuleOp {
             return slices.iter().map(|slice| vec![f32::NAN; slice.data.len()]).collect();
         };
         let inputs = self.inputs(slices).expect("the forward pass accepted them");
-        let grads = tape.backward(&inputs, &grad, None).expect("the forward pass accepted them");
+        let call = Call::new(&self.rule, Form::CHUNKED, inputs).expect("the forward pass accepted them");
+        let grads = tape.backward(&call, &grad, None).expect("it is the call that was recorded");
         let gates = [grads.gain, grads.decay].into_iter().filter(|grad| !grad.is_empty());
         [grads.q, grads.k, grads.v].into_iter().chain(gates).collect()
     }

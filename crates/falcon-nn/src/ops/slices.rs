@@ -1,15 +1,11 @@
 //! What the CPU operations share: vector instructions, threads, and an exponential that the compiler can vectorise.
 
-use pulp::Arch;
+use falcon_kernels::vector::products;
+pub(super) use falcon_kernels::vector::vectorised;
 use rayon::prelude::*;
 
 /// Rows that one task takes. Fixed, so that sums over tasks do not depend on the number of threads.
 pub(super) const ROWS: usize = 64;
-
-/// Runs `f`, which should be `#[inline(always)]`, compiled for the vector instructions that the machine has.
-pub(super) fn vectorised<R>(f: impl FnOnce() -> R) -> R {
-    Arch::new().dispatch(f)
-}
 
 /// `eˣ` to within three units in the last place, between 1e-38 and 1e38. NaN stays NaN.
 #[inline(always)]
@@ -42,21 +38,10 @@ pub(super) fn by_rows(out: &mut [f32], width: usize, f: impl Fn(usize, &mut [f32
 /// Partial results that the compiler can keep in vector registers.
 const LANES: usize = 16;
 
-/// `Σ aᵢ bᵢ`, in lanes.
+/// `Σ aᵢ bᵢ`, in lanes that are added one after the other. The kernels add theirs pairwise, which gives other bits.
 #[inline(always)]
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut lanes = [0.0; LANES];
-    let (a_blocks, a_rest) = a.as_chunks::<LANES>();
-    let (b_blocks, b_rest) = b.as_chunks::<LANES>();
-    for (a, b) in a_blocks.iter().zip(b_blocks) {
-        for lane in 0..LANES {
-            lanes[lane] += a[lane] * b[lane];
-        }
-    }
-    for (lane, (a, b)) in lanes.iter_mut().zip(a_rest.iter().zip(b_rest)) {
-        *lane += a * b;
-    }
-    lanes.iter().sum()
+    products::<f32, f32, LANES>(a, b, |x| x).iter().sum()
 }
 
 /// `Σ xᵢ`, in lanes.

@@ -304,7 +304,7 @@ fn coefficients_are_those_of_the_kernels() {
         if seed % 2 == 0 {
             close_keys(&mut case, 1e-2);
         }
-        let expected = falcon_kernels::coefficients(&rule, &case.inputs(), &case.state).expect("a valid case");
+        let expected = case.call(Form::CHUNKED).coefficients(&case.state).expect("a valid case");
         let Leaves { inputs, .. } = leaves(&case, &device);
         let pairs = Pairs::new(inputs.k.reshape([1, time, dim_k]), rule.window, 0, false);
         let gains = |of: Option<Tensor<3>>| of.map(|of| of.swap_dims(0, 1));

@@ -1,18 +1,19 @@
-//! Runs the variants that are reference solvers, head by head.
+//! Runs the variants that are reference solvers, one head at a time.
 
 use falcon_kernels::Sizes;
 use falcon_kernels::rule::Align;
 use falcon_kernels::solvers::{rls, ssm};
 use rayon::prelude::*;
 
-use super::error::ScanError;
-use super::file::Case;
-use super::number::Number;
-use super::plan::Plan;
-use super::rules::grad_name;
-use super::tensors::Tensors;
+use crate::error::ScanError;
+use crate::file::Case;
+use crate::number::Number;
+use crate::plan::Plan;
+use crate::rules::grad_name;
+use crate::tensors::Tensors;
 
-/// A tensor `[tokens, heads, width]` of which one head of one sequence can be taken out and put back.
+/// A tensor `[tokens, heads, width]`, from which rows of one head of one sequence can be copied and to which they can
+/// be added.
 struct Rows<F> {
     data: Vec<F>,
     heads: usize,
@@ -47,7 +48,7 @@ impl<F: Number> Rows<F> {
     }
 }
 
-/// A state `[sequences, heads, …]`, absent meaning 0.
+/// A state `[sequences, heads, …]`, which is 0 if the file does not have it.
 fn state<F: Number>(case: &Case<'_>, name: &str, len: usize) -> Result<Vec<F>, ScanError> {
     Ok(case.read(name)?.unwrap_or_else(|| vec![F::zero(); len]))
 }
@@ -59,7 +60,7 @@ fn places(plan: &Plan) -> Vec<(usize, usize, std::ops::Range<usize>)> {
     sequences.flat_map(|(sequence, tokens)| (0..heads).map(move |head| (sequence, head, tokens.clone()))).collect()
 }
 
-/// Refuses numbers that break `good`, named as in the file.
+/// Refuses numbers that do not satisfy `good`, by their name and index in the file.
 fn check_range<F: Number>(
     name: &str,
     values: &[F],
@@ -71,15 +72,15 @@ fn check_range<F: Number>(
     let Some(at) = values.iter().position(|x| !good(*x)) else { return Ok(()) };
     Err(ScanError::Range {
         tensor: name.into(),
-        index: super::file::index_of(at, shape),
+        index: crate::tensors::index_of(at, shape),
         value: values[at].wide(),
         meaning: meaning.into(),
         allowed: allowed.into(),
     })
 }
 
-/// Recursive least squares.
-pub(super) fn run_rls<F: Number>(
+/// Runs recursive least squares.
+pub(crate) fn run_rls<F: Number>(
     case: &Case<'_>,
     plan: &Plan,
     align: Align,
@@ -111,7 +112,7 @@ pub(super) fn run_rls<F: Number>(
             let (q, v) = (q.take(tokens.clone(), key_head), v.take(tokens.clone(), head));
             let mut x = k.take(tokens.clone(), key_head);
             if align == Align::Next && !x.is_empty() {
-                // x_t = k_{t−1}; the first has none, and a zero key writes nothing.
+                // x_t = k_{t−1}. The first token has no previous key, and a zero key writes nothing.
                 x.rotate_right(dim_k);
                 x[..dim_k].fill(F::zero());
             }
@@ -146,7 +147,7 @@ pub(super) fn run_rls<F: Number>(
         grad_q.add(tokens.clone(), key_head, &grads.q);
         match align {
             Align::Same => grad_k.add(tokens.clone(), key_head, &grads.x),
-            // The gradient of x_t belongs to k_{t−1}.
+            // The gradient of x_t is that of k_{t−1}.
             Align::Next => grad_k.add(tokens.clone(), key_head, grads.x.get(dim_k..).unwrap_or_default()),
         }
         grad_v.add(tokens, head, &grads.v);
@@ -173,8 +174,8 @@ pub(super) fn run_rls<F: Number>(
     Ok(results)
 }
 
-/// A diagonal state-space model.
-pub(super) fn run_ssm<F: Number>(
+/// Runs a diagonal state-space model.
+pub(crate) fn run_ssm<F: Number>(
     case: &Case<'_>,
     plan: &Plan,
     order: ssm::Order,
@@ -252,7 +253,7 @@ pub(super) fn run_ssm<F: Number>(
     Ok(results)
 }
 
-/// `grad.X` for every `in.X` that the file has.
+/// Adds `grad.X` for every `in.X` that the file has.
 fn put_grads<F: Number, const N: usize>(
     case: &Case<'_>,
     results: &mut Tensors,

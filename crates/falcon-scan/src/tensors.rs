@@ -1,26 +1,14 @@
-//! Results: named tensors.
+//! The results of a scan, as named tensors.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
 use safetensors::{Dtype, SafeTensorError, View};
 
-use super::error::ScanError;
-use super::file::index_of;
-use super::number::Number;
+use crate::error::ScanError;
+use crate::number::{Data, Number};
 
-/// The numbers of a result.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Data {
-    /// Computed in `f32`.
-    F32(Vec<f32>),
-    /// Computed in `f64`.
-    F64(Vec<f64>),
-    /// Counts.
-    I64(Vec<i64>),
-}
-
-/// A result, row-major.
+/// A result, in row-major order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     /// Sizes of its axes.
@@ -56,7 +44,7 @@ impl Tensors {
     }
 
     /// Adds a result, all of whose numbers must be finite.
-    pub(super) fn put<F: Number>(
+    pub(crate) fn put<F: Number>(
         &mut self,
         name: String,
         shape: Vec<usize>,
@@ -71,7 +59,7 @@ impl Tensors {
         Ok(())
     }
 
-    pub(super) fn put_counts(&mut self, name: &str, values: Vec<i64>) {
+    pub(crate) fn put_counts(&mut self, name: &str, values: Vec<i64>) {
         self.0.insert(name.into(), Tensor { shape: vec![values.len()], data: Data::I64(values) });
     }
 
@@ -106,5 +94,33 @@ impl View for &Tensor {
             Data::F64(values) => size_of_val(&values[..]),
             Data::I64(values) => size_of_val(&values[..]),
         }
+    }
+}
+
+/// The index along each axis of element `at` of a row-major tensor.
+pub(crate) fn index_of(at: usize, shape: &[usize]) -> Vec<usize> {
+    let mut rest = at;
+    let mut index: Vec<usize> = shape
+        .iter()
+        .rev()
+        .map(|&size| {
+            let here = rest % size.max(1);
+            rest /= size.max(1);
+            here
+        })
+        .collect();
+    index.reverse();
+    index
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indices_are_row_major() {
+        assert_eq!(index_of(0, &[2, 3]), [0, 0]);
+        assert_eq!(index_of(5, &[2, 3]), [1, 2]);
+        assert_eq!(index_of(17, &[3, 1, 6]), [2, 0, 5]);
     }
 }

@@ -4,7 +4,7 @@
 mod common;
 
 use common::File;
-use falcon_cli::scan::{self, Options, Tensors};
+use falcon_scan::{Options, Tensors};
 use safetensors::Dtype;
 use serde_json::Value;
 
@@ -52,11 +52,11 @@ fn is_shared(file: &File, name: &str) -> bool {
 
 fn run(file: &File) -> Tensors {
     let options = Options { grad: true, ..Options::default() };
-    scan::run(&file.bytes(), &options).unwrap().tensors
+    falcon_scan::run(&file.bytes(), &options).unwrap().tensors
 }
 
 fn refusal(file: &File) -> String {
-    scan::run(&file.bytes(), &Options::default()).unwrap_err().to_string()
+    falcon_scan::run(&file.bytes(), &Options::default()).unwrap_err().to_string()
 }
 
 /// The file with only the tokens `from..to`.
@@ -321,7 +321,7 @@ fn mamba2_is_its_recurrence() {
             out.push(sum);
         }
     }
-    let found = scan::run(&file.bytes(), &Options::default()).unwrap().tensors;
+    let found = falcon_scan::run(&file.bytes(), &Options::default()).unwrap().tensors;
     assert_close("o", &found.get("out.o").unwrap().to_f64(), &out);
     assert_close("S", &found.get("out.S").unwrap().to_f64(), &s);
 }

@@ -1,17 +1,18 @@
-//! Every golden case, in every form and both arithmetics: names, shapes and numbers.
+//! Every golden case in every form, in `f32` and `f64`: names, shapes and numbers.
 //!
-//! The cases come from an independent f64 implementation; `golden/README.md` describes them.
+//! The cases come from an independent `f64` implementation; `golden/README.md` describes them. They are run through
+//! `falcon-scan`, which reads the files and calls the kernels.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use falcon_cli::scan::{self, Dtype, Options};
 use falcon_kernels::Form;
+use falcon_scan::{Dtype, Options};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-/// So that no case can vanish unnoticed.
+/// The number of cases, so that none can disappear unnoticed.
 const CASES: usize = 73;
 
 const FORMS: [Form; 6] = [
@@ -61,7 +62,7 @@ fn load() -> Vec<Golden> {
     cases
 }
 
-/// Largest relative error allowed for a tensor, and the absolute one where all of the expected is 0.
+/// The relative error allowed for a tensor, and the absolute error allowed if all expected numbers are 0.
 fn tolerance(case: &Golden, dtype: Dtype, tensor: &str) -> (f64, f64) {
     match dtype {
         Dtype::F64 => (1e-10, 1e-12),
@@ -70,14 +71,14 @@ fn tolerance(case: &Golden, dtype: Dtype, tensor: &str) -> (f64, f64) {
 }
 
 fn largest(numbers: impl Iterator<Item = f64>) -> f64 {
-    // NaN must win, which `f64::max` does not let it.
+    // NaN must be kept, which `f64::max` does not do.
     numbers.fold(0.0, |most: f64, x| if most.is_nan() || x.abs() <= most { most } else { x.abs() })
 }
 
-/// What is wrong with one run, a line each.
+/// The differences of one run from the expected results, one line each.
 fn complaints(case: &Golden, form: Form, dtype: Dtype) -> Vec<String> {
     let options = Options { form, dtype, grad: true, ..Options::default() };
-    let found = match scan::run(&case.bytes, &options) {
+    let found = match falcon_scan::run(&case.bytes, &options) {
         Ok(outcome) => outcome.tensors,
         Err(error) => return vec![format!("error: {error}")],
     };

@@ -1,35 +1,23 @@
-//! Everything that can be wrong with a scan, each with its numbers and what to do about it.
-
-use std::path::PathBuf;
+//! The reasons for which a scan is refused or fails, with the values that caused them and what to do about them.
 
 use falcon_kernels::solvers::SolverError;
 use safetensors::SafeTensorError;
 use thiserror::Error;
 
-use crate::threads::ThreadsError;
-
-/// Why a scan was refused or failed. No output file has been written when one is returned.
+/// Why a scan was refused or failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ScanError {
-    /// The input cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The input file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
     /// The bytes are not a safetensors file.
     #[error("not a valid safetensors file: {0}; write it again with the safetensors library")]
     Format(#[from] SafeTensorError),
-    /// One name twice in the header.
+    /// A header that names a tensor twice.
     #[error("the safetensors header names {name:?} twice: every tensor needs a name of its own")]
     Duplicate {
         /// The repeated name.
         name: String,
     },
-    /// There is no `meta` entry in the metadata.
+    /// Metadata without an entry `meta`.
     #[error(
         "the file has no metadata entry \"meta\": save it with metadata={{\"meta\": json.dumps({{...}})}}, \
          see `falcon scan --help`"
@@ -38,7 +26,7 @@ pub enum ScanError {
     /// `meta` is not a JSON object.
     #[error("the metadata entry \"meta\" must be a JSON object: {reason}")]
     MetaJson {
-        /// What the parser said.
+        /// Why it cannot be parsed.
         reason: String,
     },
     /// A key that the variant needs is missing from `meta`.
@@ -46,9 +34,9 @@ pub enum ScanError {
     MetaMissing {
         /// The key.
         key: &'static str,
-        /// Who needs it.
+        /// What needs it.
         needed_by: String,
-        /// What it may be.
+        /// The values allowed.
         expected: String,
     },
     /// A value of `meta` that cannot be used.
@@ -58,7 +46,7 @@ pub enum ScanError {
         key: &'static str,
         /// Its value, as JSON.
         value: String,
-        /// What it may be.
+        /// The values allowed.
         expected: String,
     },
     /// `meta` and the tensors disagree.
@@ -68,15 +56,15 @@ pub enum ScanError {
         key: &'static str,
         /// Its value, as JSON.
         value: String,
-        /// What the tensors say.
+        /// The fact that contradicts it.
         fact: String,
     },
-    /// A tensor that must be there is not.
+    /// A tensor that is missing.
     #[error("{tensor} is missing: {why}")]
     Missing {
         /// Which tensor.
         tensor: String,
-        /// Who needs it.
+        /// What needs it.
         why: String,
     },
     /// A tensor that would be ignored.
@@ -94,9 +82,9 @@ pub enum ScanError {
         tensor: String,
         /// Its shape.
         got: Vec<usize>,
-        /// The shape that fits the others.
+        /// The shape that fits the other tensors.
         expected: String,
-        /// What the axes are.
+        /// The meaning of the axes.
         axes: &'static str,
     },
     /// A size that must not be zero.
@@ -124,7 +112,7 @@ pub enum ScanError {
         tensor: String,
         /// Its number format.
         dtype: String,
-        /// What is read.
+        /// The formats that can be read.
         allowed: &'static str,
     },
     /// NaN or infinity in the input.
@@ -132,9 +120,9 @@ pub enum ScanError {
     NotFinite {
         /// Which tensor.
         tensor: String,
-        /// Where.
+        /// Its index.
         index: Vec<usize>,
-        /// What is there.
+        /// The value.
         value: f64,
     },
     /// A finite number that the chosen arithmetic cannot hold.
@@ -142,9 +130,9 @@ pub enum ScanError {
     TooLarge {
         /// Which tensor.
         tensor: String,
-        /// Where.
+        /// Its index.
         index: Vec<usize>,
-        /// What is there.
+        /// The value.
         value: f64,
     },
     /// A number outside the range its meaning allows.
@@ -152,13 +140,13 @@ pub enum ScanError {
     Range {
         /// Which tensor.
         tensor: String,
-        /// Where.
+        /// Its index.
         index: Vec<usize>,
-        /// What is there.
+        /// The value.
         value: f64,
-        /// What it stands for.
+        /// What the number means.
         meaning: String,
-        /// What it may be.
+        /// The values allowed.
         allowed: String,
     },
     /// Offsets that do not cut the tokens into sequences.
@@ -166,14 +154,14 @@ pub enum ScanError {
         "in.cu_seqlens[{position}] is {got}: offsets must start at 0, never fall, and end at {tokens} (the tokens)"
     )]
     Offsets {
-        /// Where.
+        /// Its index.
         position: usize,
-        /// What is there.
+        /// The value.
         got: i64,
         /// Number of tokens.
         tokens: usize,
     },
-    /// A fresh sequence without tokens, next to others that have some.
+    /// A fresh sequence without tokens, beside sequences that have some.
     #[error(
         "sequence {sequence} of in.cu_seqlens is fresh and has no tokens, so that out.k_last would have no key for it: \
          leave the empty sequence out"
@@ -188,7 +176,7 @@ pub enum ScanError {
          another --form or --chunk, or raise --max-memory", gib(*needed), gib(*allowed as f64)
     )]
     Memory {
-        /// Bytes, roughly.
+        /// Bytes needed, as estimated.
         needed: f64,
         /// Bytes allowed.
         allowed: u64,
@@ -198,9 +186,9 @@ pub enum ScanError {
     Overflow {
         /// Which tensor.
         tensor: String,
-        /// Where.
+        /// Its index.
         index: Vec<usize>,
-        /// What is there.
+        /// The value.
         value: f64,
         /// The arithmetic.
         dtype: &'static str,
@@ -213,24 +201,6 @@ pub enum ScanError {
     /// A solver refused the call for a reason not covered above.
     #[error(transparent)]
     Solver(#[from] SolverError),
-    /// Threads could not be started.
-    #[error(transparent)]
-    Threads(#[from] ThreadsError),
-    /// The output cannot be written.
-    #[error("cannot write {}: {source}", path.display())]
-    Write {
-        /// The output path.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-}
-
-impl ScanError {
-    /// Whether the message says which file it is about; the others are about the contents of the input.
-    pub fn names_a_path(&self) -> bool {
-        matches!(self, Self::Read { .. } | Self::Write { .. })
-    }
 }
 
 fn gib(bytes: f64) -> String {

@@ -1,16 +1,16 @@
 //! Runs the variants that are rules of the kernels.
 
-use falcon_kernels::rule::Gain;
-use falcon_kernels::{Error, Inputs, Rule, Sizes, State, View, backward, coefficients, forward};
+use falcon_kernels::{Call, Constant, Error, Grads, Inputs, Rule, RuleError, Sizes, State, View};
+use serde_json::Value;
 
-use super::Options;
-use super::error::ScanError;
-use super::file::Case;
-use super::number::Number;
-use super::plan::Plan;
-use super::tensors::Tensors;
+use crate::Options;
+use crate::error::ScanError;
+use crate::file::Case;
+use crate::number::Number;
+use crate::plan::Plan;
+use crate::tensors::Tensors;
 
-/// The tensors of a call, read.
+/// The tensors of the inputs.
 struct Tokens<F> {
     q: Vec<F>,
     k: Vec<F>,
@@ -19,67 +19,85 @@ struct Tokens<F> {
     decay: Option<Vec<F>>,
 }
 
-/// Runs `rule`, and returns what it came to.
-pub(super) fn run<F: Number>(
+/// Runs `rule` over the tokens of the file.
+pub(crate) fn run<F: Number>(
     case: &Case<'_>,
     plan: &Plan,
     rule: &Rule,
     options: &Options,
 ) -> Result<Tensors, ScanError> {
     let tokens = Tokens::<F>::read(case, plan)?;
-    let inputs = tokens.inputs(plan, rule)?;
-    let sizes = inputs.check(rule).map_err(|error| translate(error, plan))?;
+    let refused = |error| translate(error, case, plan);
+    let call = Call::new(rule, options.form, tokens.inputs(plan, rule)?).map_err(refused)?;
+    let sizes = call.sizes();
     let before = read_state(case, plan, rule, &sizes)?;
-    let mut found = Tensors::default();
-
     let mut after = before.clone();
     let mut out = vec![F::zero(); tokens.v.len()];
-    forward(rule, options.form, &inputs, &mut after, &mut out).map_err(|error| translate(error, plan))?;
+    let grads = if options.grad {
+        let (grad_out, s, z) = (case.read("up.o")?.unwrap_or_default(), case.read("up.S")?, case.read("up.z")?);
+        let tape = call.record(&mut after, &mut out).map_err(refused)?;
+        let mut upstream = after.zeros_like();
+        fill_memory(&mut upstream.memory, rule, sizes.dim_v, s, z);
+        Some(tape.backward(&call, &grad_out, Some(&upstream)).map_err(refused)?)
+    } else {
+        call.forward(&mut after, &mut out).map_err(refused)?;
+        None
+    };
+
+    let mut found = Tensors::default();
     found.put("out.o".into(), vec![sizes.tokens, sizes.heads, sizes.dim_v], out)?;
     put_memory(&mut found, plan, rule, &after.memory)?;
     if plan.variant.falcon {
         put_continuation(&mut found, plan, &after)?;
-        let realised = coefficients(rule, &inputs, &before).map_err(|error| translate(error, plan))?;
+        let realised = call.coefficients(&before).map_err(refused)?;
         let (gain, head) = (plan.gain_shape(rule), vec![sizes.tokens, sizes.heads]);
         found.put("aux.eta".into(), gain.clone(), realised.eta)?;
         found.put("aux.gamma".into(), gain, realised.gamma)?;
         found.put("aux.lam".into(), head.clone(), realised.lambda)?;
         found.put("aux.E".into(), head, realised.energy)?;
     }
-    if options.grad {
-        let mut upstream = after.zeros_like();
-        let (s, z) = (case.read("up.S")?, case.read("up.z")?);
-        fill_memory(&mut upstream.memory, rule, sizes.dim_v, s, z);
-        let up = case.read("up.o")?.unwrap_or_default();
-        let grads = backward(rule, options.form, &inputs, &before, &up, Some(&upstream))
-            .map_err(|error| translate(error, plan))?;
-        let mut put = |name: &str, values: Vec<F>| match case.shape(name) {
-            Some(shape) => found.put(grad_name(name), shape.to_vec(), values),
-            None => Ok(()),
-        };
-        put("in.q", grads.q)?;
-        put("in.k", grads.k)?;
-        put("in.v", grads.v)?;
-        put(plan.variant.gain, grads.gain)?;
-        let decay =
-            if plan.decay_is_per_head() { sum_over_tokens(&grads.decay, sizes.heads) } else { grads.decay };
-        put(plan.variant.decay, decay)?;
-        put("in.k_last", grads.state.last_key)?;
-        put("in.tail_x", tail(&grads.state.tail_x, rule, plan.tail, sizes.sequences))?;
-        put("in.tail_v", tail(&grads.state.tail_v, rule, plan.tail, sizes.sequences))?;
-        let (s, z) = split_memory(rule, sizes.dim_v, &grads.state.memory);
-        put("in.S0", s)?;
-        put("in.z0", z)?;
+    if let Some(grads) = grads {
+        put_grads(&mut found, case, plan, rule, grads)?;
     }
     Ok(found)
 }
 
-/// `grad.X` for `in.X`.
-pub(super) fn grad_name(input: &str) -> String {
+/// The gradients of the tensors that the file has, in their shapes.
+fn put_grads<F: Number>(
+    found: &mut Tensors,
+    case: &Case<'_>,
+    plan: &Plan,
+    rule: &Rule,
+    grads: Grads<F>,
+) -> Result<(), ScanError> {
+    let Sizes { heads, dim_v, sequences, .. } = plan.sizes;
+    let decay = if plan.decay_is_per_head() { sum_over_tokens(&grads.decay, heads) } else { grads.decay };
+    let (s, z) = split_memory(rule, dim_v, &grads.state.memory);
+    for (name, values) in [
+        (Some("in.q"), grads.q),
+        (Some("in.k"), grads.k),
+        (Some("in.v"), grads.v),
+        (plan.variant.gain, grads.gain),
+        (plan.variant.decay, decay),
+        (Some("in.k_last"), grads.state.last_key),
+        (Some("in.tail_x"), tail(&grads.state.tail_x, rule, plan.tail, sequences)),
+        (Some("in.tail_v"), tail(&grads.state.tail_v, rule, plan.tail, sequences)),
+        (Some("in.S0"), s),
+        (Some("in.z0"), z),
+    ] {
+        if let Some((name, shape)) = name.and_then(|name| Some((name, case.shape(name)?))) {
+            found.put(grad_name(name), shape.to_vec(), values)?;
+        }
+    }
+    Ok(())
+}
+
+/// The name `grad.X` for `in.X`.
+pub(crate) fn grad_name(input: &str) -> String {
     format!("grad.{}", input.trim_start_matches("in."))
 }
 
-/// `[tokens, heads]` to `[heads]`.
+/// Sums a gradient `[tokens, heads]` over tokens.
 fn sum_over_tokens<F: Number>(grad: &[F], heads: usize) -> Vec<F> {
     let mut sums = vec![F::zero(); heads];
     for row in grad.chunks_exact(heads) {
@@ -97,8 +115,8 @@ impl<F: Number> Tokens<F> {
             q: read("in.q")?.unwrap_or_default(),
             k: read("in.k")?.unwrap_or_default(),
             v: read("in.v")?.unwrap_or_default(),
-            gain: read(plan.variant.gain)?,
-            decay: read(plan.variant.decay)?,
+            gain: plan.variant.gain.map_or(Ok(None), read)?,
+            decay: plan.variant.decay.map_or(Ok(None), read)?,
         })
     }
 
@@ -122,7 +140,7 @@ impl<F: Number> Tokens<F> {
     }
 }
 
-/// The incoming state: what the file has of it, 0 for the rest.
+/// The incoming state. Parts that the file does not have are 0.
 fn read_state<F: Number>(case: &Case<'_>, plan: &Plan, rule: &Rule, sizes: &Sizes) -> Result<State<F>, ScanError> {
     let mut state = State::fresh(rule, sizes);
     let (s, z) = (case.read("in.S0")?, case.read("in.z0")?);
@@ -145,7 +163,7 @@ fn read_state<F: Number>(case: &Case<'_>, plan: &Plan, rule: &Rule, sizes: &Size
     Ok(state)
 }
 
-/// The first `tail` slots of each sequence's tail, `[sequences, tail, …]`.
+/// The first `tail` slots of the tail of each sequence, `[sequences, tail, …]`.
 fn tail<F: Number>(slots: &[F], rule: &Rule, tail: usize, sequences: usize) -> Vec<F> {
     if tail == 0 || sequences == 0 {
         return Vec::new();
@@ -155,7 +173,7 @@ fn tail<F: Number>(slots: &[F], rule: &Rule, tail: usize, sequences: usize) -> V
     slots.chunks_exact(sequence).flat_map(|slots| &slots[..tail * slot]).copied().collect()
 }
 
-/// Puts `S` and `z` together: a normalised memory has `z` as its last column.
+/// Fills a memory from `S` and `z`; a normalised memory has `z` as its last column.
 fn fill_memory<F: Number>(memory: &mut [F], rule: &Rule, dim_v: usize, s: Option<Vec<F>>, z: Option<Vec<F>>) {
     let columns = rule.state_columns(dim_v);
     if let Some(s) = s {
@@ -170,7 +188,7 @@ fn fill_memory<F: Number>(memory: &mut [F], rule: &Rule, dim_v: usize, s: Option
     }
 }
 
-/// Takes `S` and `z` apart again; `z` is empty without a normaliser.
+/// Splits a memory into `S` and `z`; `z` is empty without a normaliser.
 fn split_memory<F: Number>(rule: &Rule, dim_v: usize, memory: &[F]) -> (Vec<F>, Vec<F>) {
     let rows = memory.chunks_exact(rule.state_columns(dim_v));
     let s = rows.clone().flat_map(|row| &row[..dim_v]).copied().collect();
@@ -188,7 +206,7 @@ fn put_memory<F: Number>(found: &mut Tensors, plan: &Plan, rule: &Rule, memory: 
     Ok(())
 }
 
-/// The last keys, if there are any yet, and the tails.
+/// Adds the last keys, if any sequence has one, and the tails.
 fn put_continuation<F: Number>(found: &mut Tensors, plan: &Plan, after: &State<F>) -> Result<(), ScanError> {
     let Sizes { heads, key_heads, dim_k, dim_v, sequences, .. } = plan.sizes;
     if after.started.contains(&true) {
@@ -214,22 +232,33 @@ fn put_continuation<F: Number>(found: &mut Tensors, plan: &Plan, after: &State<F
     Ok(())
 }
 
-/// The kernels speak of `gain` and `decay`; users have files with names and axes of their own.
-fn translate(error: Error, plan: &Plan) -> ScanError {
-    let Error::Range { tensor, mut index, value, meaning, high, .. } = error else { return error.into() };
-    let name = if tensor == "gain" { plan.variant.gain } else { plan.variant.decay };
-    if tensor == "decay" && plan.decay_is_per_head() {
-        index = vec![index[1]];
-    } else if !per_column(plan) || tensor == "decay" {
-        index.truncate(2);
-    }
-    let allowed = if high < f64::MAX { format!("in [0, {high}]") } else { "at least 0".into() };
-    ScanError::Range { tensor: name.into(), index, value, meaning: meaning.into(), allowed }
-}
-
-fn per_column(plan: &Plan) -> bool {
-    match plan.model {
-        super::variant::Model::Rule(rule) => rule.gain != Gain::Unit && plan.gain_shape(&rule).len() == 3,
-        _ => false,
+/// Describes an error of the kernels by the names of the file: its tensors, their axes, and the keys of `meta`.
+fn translate(error: Error, case: &Case<'_>, plan: &Plan) -> ScanError {
+    match error {
+        Error::Range { tensor, index, value, meaning, high, .. } => {
+            let name = if tensor == "gain" { plan.variant.gain } else { plan.variant.decay };
+            let name = name.unwrap_or(tensor);
+            // The kernels index tokens, heads and columns. The tensor of the file may have no columns, or only heads.
+            let index = match case.shape(name).map_or(0, <[usize]>::len) {
+                1 => vec![index[1]],
+                axes => index[..axes.min(index.len())].to_vec(),
+            };
+            let allowed = if high < f64::MAX { format!("in [0, {high}]") } else { "at least 0".into() };
+            ScanError::Range { tensor: name.into(), index, value, meaning: meaning.into(), allowed }
+        }
+        Error::Rule(RuleError::Constant { constant, value, below }) => {
+            let key = match constant {
+                Constant::Eps => "eps",
+                Constant::Clamp => "eps_gamma",
+                Constant::Normaliser => "eps_attn",
+            };
+            let expected = if below.is_finite() {
+                format!("a number in [0, {below})")
+            } else {
+                "a number, at least 0".into()
+            };
+            ScanError::MetaValue { key, value: Value::from(value).to_string(), expected }
+        }
+        other => other.into(),
     }
 }

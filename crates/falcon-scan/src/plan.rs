@@ -1,17 +1,18 @@
-//! What a file asks for, checked: which rule, which sizes, and that `meta` and the shapes of all tensors agree.
+//! The request of a file: which rule and which sizes. Making a plan checks that `meta` and the shapes of all tensors
+//! agree.
 
 use falcon_kernels::rule::{Align, Columns, Decay, Gain};
-use falcon_kernels::{Form, Rule, Sizes};
+use falcon_kernels::{Error, Form, Rule, Sizes, check_offsets};
 use serde_json::Value;
 
-use super::Options;
-use super::error::ScanError;
-use super::file::Case;
-use super::meta::wrong;
-use super::variant::{Model, Variant};
+use crate::Options;
+use crate::error::ScanError;
+use crate::file::Case;
+use crate::meta::wrong;
+use crate::variant::{Model, Variant};
 
-/// A checked request. Values of tensors are checked when they are read.
-pub(super) struct Plan {
+/// A request whose shapes and options have been checked. The numbers of tensors are checked when they are read.
+pub(crate) struct Plan {
     pub variant: Variant,
     pub model: Model,
     /// For a state-space model, `dim_k` is the number of channels and `dim_v` the width of an output.
@@ -19,17 +20,17 @@ pub(super) struct Plan {
     /// Width of an input of a state-space model, otherwise 0.
     pub dim_in: usize,
     pub offsets: Vec<usize>,
-    /// Whether the file has `in.cu_seqlens`, and states a leading sequence axis.
+    /// Whether the file has `in.cu_seqlens`. The states then have a leading axis of sequences.
     pub packed: bool,
     /// Length of the tail axis, 0 without a tail.
     pub tail: usize,
-    /// How much of it each sequence uses.
+    /// How many pairs of the tail each sequence uses.
     pub tail_lens: Vec<usize>,
-    /// Whether the sequences go on from `in.k_last`.
+    /// Whether the sequences continue from `in.k_last`.
     pub continued: bool,
 }
 
-/// A tensor the variant reads.
+/// A tensor that the variant reads.
 struct Slot {
     name: &'static str,
     shape: Vec<usize>,
@@ -101,18 +102,16 @@ impl Plan {
                 axes: "where each of N sequences starts, and the end of the last",
             });
         }
-        let (tokens, last) = (self.sizes.tokens, offsets.len() - 1);
-        self.offsets.clear();
-        for (position, &got) in offsets.iter().enumerate() {
-            let before = self.offsets.last().copied().unwrap_or(0);
-            let offset = usize::try_from(got).ok().filter(|&offset| {
-                (before..=tokens).contains(&offset)
-                    && (position > 0 || offset == 0)
-                    && (position < last || offset == tokens)
-            });
-            self.offsets.push(offset.ok_or(ScanError::Offsets { position, got, tokens })?);
-        }
-        self.sizes.sequences = last;
+        let tokens = self.sizes.tokens;
+        let refused = |position: usize| ScanError::Offsets { position, got: offsets[position], tokens };
+        let whole = offsets.iter().enumerate().map(|(i, &got)| usize::try_from(got).map_err(|_| refused(i)));
+        self.offsets = whole.collect::<Result<_, _>>()?;
+        check_offsets(&self.offsets, tokens).map_err(|error| match error {
+            Error::Offsets { position, .. } => refused(position),
+            // A single offset, although there are tokens.
+            _ => refused(0),
+        })?;
+        self.sizes.sequences = offsets.len() - 1;
         Ok(())
     }
 
@@ -125,7 +124,7 @@ impl Plan {
     }
 
     fn read_tail(&mut self, case: &Case<'_>) -> Result<(), ScanError> {
-        // The others keep none, and `check_slots` refuses one.
+        // The other variants have no tail, and `check_slots` refuses one.
         if !self.variant.slides() {
             return case.meta.agree("n_tail", 0, "a rule without a window has a tail of size");
         }
@@ -155,24 +154,24 @@ impl Plan {
         case.meta.agree("n_tail", self.tail, "the tail axis of in.tail_x has size")
     }
 
-    /// Sets the window to `B`, or to as many pairs as there will ever be if that is less: `B` is the one size that no
-    /// tensor bounds.
+    /// Sets the window to `B`, or to the number of pairs that there can be if that is less, because no tensor limits
+    /// `B`.
     fn set_window(&mut self, case: &Case<'_>) -> Result<(), ScanError> {
         let (variant, tail, longest) = (self.variant.name, self.tail, self.longest());
-        let said = case.meta.count("B")?;
+        let given = case.meta.count("B")?;
         let bad = |value: u64, expected: String| wrong("B", &Value::from(value), expected);
-        if said == Some(0) {
+        if given == Some(0) {
             return Err(bad(0, "a window of at least 1 pair".into()));
         }
         if !self.variant.slides() {
-            return match said {
+            return match given {
                 None | Some(1) => Ok(()),
-                Some(said) => {
-                    Err(bad(said, format!("1: {variant} writes one pair per step, falcon3 and falcon3a more")))
+                Some(given) => {
+                    Err(bad(given, format!("1: {variant} writes one pair per step, falcon3 and falcon3a more")))
                 }
             };
         }
-        let window = said.ok_or_else(|| ScanError::MetaMissing {
+        let window = given.ok_or_else(|| ScanError::MetaMissing {
             key: "B",
             needed_by: variant.into(),
             expected: "the window, a whole number, at least 1".into(),
@@ -203,7 +202,7 @@ impl Plan {
             let why = "in.tail_x continues a segment, and align \"next\" needs its last key".into();
             return Err(ScanError::Missing { tensor: "in.k_last".into(), why });
         }
-        // A packed out.k_last has a row for every sequence.
+        // A packed out.k_last has a row for every sequence, and a sequence that is fresh and empty has no key for it.
         let (empty, tokens) = (self.lengths().position(|length| length == 0), self.sizes.tokens);
         match empty {
             Some(sequence) if !self.continued && tokens > 0 => Err(ScanError::EmptySequence { sequence }),
@@ -211,13 +210,13 @@ impl Plan {
         }
     }
 
-    /// A shape of a state: packed files have one for every sequence.
+    /// The shape of a part of the state. Packed files have one state for every sequence.
     pub fn state_shape(&self, shape: &[usize]) -> Vec<usize> {
         let lead = self.packed.then_some(self.sizes.sequences);
         lead.into_iter().chain(shape.iter().copied()).collect()
     }
 
-    /// Shape of the gains.
+    /// The shape of the gains.
     pub fn gain_shape(&self, rule: &Rule) -> Vec<usize> {
         let Sizes { tokens, heads, dim_v, .. } = self.sizes;
         match rule.columns {
@@ -226,9 +225,9 @@ impl Plan {
         }
     }
 
-    /// RetNet has one decay per head, the others one per token and head.
+    /// Whether there is one decay per head, as for RetNet, and not one per token and head.
     pub fn decay_is_per_head(&self) -> bool {
-        self.variant.decay == "in.decay"
+        self.variant.decay == Some("in.decay")
     }
 
     fn slots(&self) -> Vec<Slot> {
@@ -265,18 +264,14 @@ impl Plan {
             slots.push(state("up.P", &[heads, dim_k, dim_k], "heads, dx, dx; packed: sequences first"));
             return slots;
         };
-        if rule.gain != Gain::Unit {
-            slots.push(slot(
-                self.variant.gain,
-                &self.gain_shape(&rule),
-                "time, heads, and dv if per-column",
-                true,
-            ));
+        if let (Some(name), true) = (self.variant.gain, rule.gain != Gain::Unit) {
+            slots.push(slot(name, &self.gain_shape(&rule), "time, heads, and dv if per-column", true));
         }
-        if self.decay_is_per_head() {
-            slots.push(slot(self.variant.decay, &[heads], "heads", true));
-        } else if rule.decay != Decay::None {
-            slots.push(slot(self.variant.decay, &[tokens, heads], "time, heads", true));
+        if let (Some(name), true) = (self.variant.decay, rule.decay != Decay::None) {
+            slots.push(match self.decay_is_per_head() {
+                true => slot(name, &[heads], "heads", true),
+                false => slot(name, &[tokens, heads], "time, heads", true),
+            });
         }
         if rule.normaliser.is_some() {
             slots.push(state("in.z0", &[heads, dim_k], "heads, dx; packed: sequences first"));
@@ -296,8 +291,8 @@ impl Plan {
         slots
     }
 
-    /// Every tensor of the file that starts with `in.` or `up.` must be one that is used, in its shape. Results of an
-    /// earlier run may lie beside them.
+    /// Refuses tensors named `in.` or `up.` that are not used or have the wrong shape, and missing ones. The file may
+    /// also contain results of an earlier run, which are ignored.
     fn check_slots(&self, case: &Case<'_>, grad: bool) -> Result<(), ScanError> {
         let slots = self.slots();
         for (name, raw) in &case.tensors {
@@ -333,11 +328,11 @@ impl Plan {
         Ok(())
     }
 
-    /// Refuses sizes whose memories or working space would not fit. Widths multiply, so that a file of a megabyte can
-    /// ask for terabytes; an allocation that fails would end the process without a word.
+    /// Refuses sizes that need too much memory. Widths multiply, so a file of a megabyte can ask for terabytes, and an
+    /// allocation that fails would abort the process without an error message.
     fn check_memory(&self, options: &Options) -> Result<(), ScanError> {
         let Sizes { tokens, sequences, heads, key_heads, dim_k, dim_v } = self.sizes;
-        // Rough numbers of elements, in floating point so that nothing overflows.
+        // Estimated numbers of elements, in floating point because integers could overflow.
         let f = |n: usize| n as f64;
         let (dim_k, dim_v, time) = (f(dim_k), f(dim_v), f(self.longest()));
         let (tail, capacity, work, memory) = match self.model {
@@ -349,12 +344,13 @@ impl Plan {
             Model::Rule(rule) => {
                 let memory = dim_k * f(rule.state_columns(self.sizes.dim_v));
                 let (window, tail) = (f(rule.window), f(self.tail));
-                let (length, square) = match options.form {
-                    Form::Recurrent => (64.0, (64f64.min(time) + 1.0) * memory),
-                    Form::Masked => (time, 3.0 * (time * window.min(time + tail)).powi(2)),
-                    Form::Chunked { chunk } => {
-                        let rows = time.min(f(chunk)) + window;
-                        (f(chunk), 4.0 * rows * rows + 3.0 * rows * window * (dim_v + 1.0))
+                let length = options.form.stretch(&rule).map_or(time, f);
+                let square = match options.form {
+                    Form::Recurrent => (length.min(time) + 1.0) * memory,
+                    Form::Masked => 3.0 * (time * window.min(time + tail)).powi(2),
+                    Form::Chunked { .. } => {
+                        let rows = time.min(length) + window;
+                        4.0 * rows * rows + 3.0 * rows * window * (dim_v + 1.0)
                     }
                 };
                 let history = if options.grad { (time / length.max(1.0)).ceil() * memory } else { 0.0 };
@@ -363,8 +359,7 @@ impl Plan {
         };
         let states = f(sequences) * f(heads) * memory
             + f(sequences) * (tail + capacity + 1.0) * (f(key_heads) * dim_k + f(heads) * dim_v);
-        let threads = options.threads.unwrap_or_else(rayon::current_num_threads).max(1);
-        let at_once = f(threads).min(f(sequences) * f(heads));
+        let at_once = f(rayon::current_num_threads()).min(f(sequences) * f(heads));
         let needed = 8.0 * (4.0 * states + at_once * work + 2.0 * f(tokens) * f(heads) * dim_v);
         if needed <= options.max_memory as f64 {
             return Ok(());
@@ -377,7 +372,7 @@ fn missing(tensor: &str, variant: Variant, axes: &str) -> ScanError {
     ScanError::Missing { tensor: tensor.into(), why: format!("{} needs it, with axes {axes}", variant.name) }
 }
 
-/// The shape of a tensor that gives sizes: `N` axes, of which only the first (time) may be 0.
+/// The shape of a tensor that defines sizes: it has `N` axes, of which only the first, time, may be 0.
 fn shape<const N: usize>(
     case: &Case<'_>,
     variant: Variant,

@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use super::error::ScanError;
+use crate::error::ScanError;
 
 /// The parsed object, and the text it came from.
-pub(super) struct Meta {
+pub(crate) struct Meta {
     pub text: String,
     map: Map<String, Value>,
 }
@@ -19,12 +19,12 @@ impl Meta {
         }
     }
 
-    /// `null` counts as absent: that is how many writers spell it.
+    /// The value of a key. `null` counts as absent, because many writers use it for that.
     fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// A string that must be one of `choices`; the choice's second part is returned.
+    /// A string that must be the first part of one of `choices`; returns the second part.
     pub fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<Option<T>, ScanError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let found = value.as_str().and_then(|text| choices.iter().find(|(name, _)| *name == text));
@@ -34,7 +34,7 @@ impl Meta {
         }
     }
 
-    /// As [`Meta::choice`], for keys that `needed_by` cannot do without.
+    /// The same as [`Meta::choice`] for a key that `needed_by` requires.
     pub fn need_choice<T: Copy>(
         &self,
         key: &'static str,
@@ -59,36 +59,29 @@ impl Meta {
         value.as_bool().map(Some).ok_or_else(|| wrong(key, value, "true or false"))
     }
 
-    /// A number in `[0, below)`, which `needed_by` cannot do without.
-    pub fn need_constant(&self, key: &'static str, below: f64, needed_by: &str) -> Result<f64, ScanError> {
-        let expected = if below.is_finite() {
-            format!("a number in [0, {below})")
-        } else {
-            "a finite number, at least 0".into()
-        };
+    /// A number that `needed_by` requires. The kernels check its range.
+    pub fn need_number(&self, key: &'static str, needed_by: &str) -> Result<f64, ScanError> {
+        let expected = "a number, at least 0";
         let Some(value) = self.get(key) else { return Err(missing(key, needed_by, expected)) };
-        match value.as_f64() {
-            Some(number) if number >= 0.0 && number < below => Ok(number),
-            _ => Err(wrong(key, value, expected)),
-        }
+        value.as_f64().ok_or_else(|| wrong(key, value, expected))
     }
 
-    /// Refuses a size that is not what the tensors say. Absent keys agree.
+    /// Refuses a size that differs from that of the tensors. The key may be absent.
     pub fn agree(&self, key: &'static str, size: usize, fact: &str) -> Result<(), ScanError> {
         match self.count(key)? {
-            Some(said) if said != size as u64 => {
+            Some(given) if given != size as u64 => {
                 let fact = format!("{fact} {size}");
-                Err(ScanError::MetaConflict { key, value: said.to_string(), fact })
+                Err(ScanError::MetaConflict { key, value: given.to_string(), fact })
             }
             _ => Ok(()),
         }
     }
 
-    /// As [`Meta::agree`], for flags.
+    /// The same as [`Meta::agree`] for flags.
     pub fn agree_flag(&self, key: &'static str, actual: bool, fact: &str) -> Result<(), ScanError> {
         match self.flag(key)? {
-            Some(said) if said != actual => {
-                Err(ScanError::MetaConflict { key, value: said.to_string(), fact: fact.into() })
+            Some(given) if given != actual => {
+                Err(ScanError::MetaConflict { key, value: given.to_string(), fact: fact.into() })
             }
             _ => Ok(()),
         }
@@ -107,11 +100,11 @@ fn missing(key: &'static str, needed_by: &str, expected: impl Into<String>) -> S
     ScanError::MetaMissing { key, needed_by: needed_by.into(), expected: expected.into() }
 }
 
-pub(super) fn wrong(key: &'static str, value: &Value, expected: impl Into<String>) -> ScanError {
+pub(crate) fn wrong(key: &'static str, value: &Value, expected: impl Into<String>) -> ScanError {
     ScanError::MetaValue { key, value: short(value), expected: expected.into() }
 }
 
-/// A value as JSON, cut so that a hostile file cannot fill the terminal.
+/// A value as JSON, shortened so that a hostile file cannot fill the terminal.
 fn short(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {
@@ -130,11 +123,13 @@ mod tests {
         let choices = [("x", 1), ("y", 2)];
         assert_eq!(meta.choice("a", &choices).unwrap(), Some(1));
         assert_eq!(meta.choice("none", &choices).unwrap(), None);
-        let said = meta.need_choice("none", &choices, "falcon1").unwrap_err().to_string();
-        assert_eq!(said, r#"meta has no "none", which falcon1 needs: add it, one of "x", "y""#);
-        let said = meta.count("n").unwrap_err().to_string();
-        assert_eq!(said, r#"meta key "n" is -1: expected a whole number, at least 0"#);
-        assert!(meta.need_constant("e", 1.0, "falcon1").unwrap_err().to_string().contains("[0, 1)"));
+        let message = meta.need_choice("none", &choices, "falcon1").unwrap_err().to_string();
+        assert_eq!(message, r#"meta has no "none", which falcon1 needs: add it, one of "x", "y""#);
+        let message = meta.count("n").unwrap_err().to_string();
+        assert_eq!(message, r#"meta key "n" is -1: expected a whole number, at least 0"#);
+        assert_eq!(meta.need_number("e", "falcon1").unwrap(), 2.0);
+        let text = meta.need_number("a", "falcon1").unwrap_err().to_string();
+        assert_eq!(text, r#"meta key "a" is "x": expected a number, at least 0"#);
         assert!(meta.flag("flag").is_err());
         assert!(Meta::parse("[1]").is_err());
         assert!(Meta::parse("{").is_err());

@@ -1,4 +1,4 @@
-//! The input file: a safetensors container with a `meta` JSON string, read without trusting it.
+//! The input file: a safetensors container with a `meta` JSON string. Nothing in it is trusted.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -6,18 +6,19 @@ use std::fmt;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 
-use super::error::ScanError;
-use super::meta::Meta;
-use super::number::{Number, half_to_f32};
+use crate::error::ScanError;
+use crate::meta::Meta;
+use crate::number::{Number, half_to_f32};
+use crate::tensors::index_of;
 
-/// One parsed file: its `meta` and its tensors, whose bytes stay where they are.
+/// A parsed file: its `meta` and its tensors, whose bytes are borrowed.
 pub struct Case<'a> {
-    pub(super) meta: Meta,
-    pub(super) tensors: BTreeMap<String, Raw<'a>>,
+    pub(crate) meta: Meta,
+    pub(crate) tensors: BTreeMap<String, Raw<'a>>,
 }
 
-/// A tensor as the file has it.
-pub(super) struct Raw<'a> {
+/// A tensor in the number format of the file.
+pub(crate) struct Raw<'a> {
     dtype: Dtype,
     pub shape: Vec<usize>,
     bytes: &'a [u8],
@@ -27,7 +28,7 @@ const FLOATS: &str = "F64, F32, F16 or BF16";
 const INTEGERS: &str = "I64, I32 or U32";
 
 impl<'a> Case<'a> {
-    /// Reads the header and checks that it describes exactly the bytes there are.
+    /// Parses the header and checks that it describes exactly the given bytes.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ScanError> {
         let (header, metadata) = SafeTensors::read_metadata(bytes)?;
         let start = size_of::<u64>() + header;
@@ -44,16 +45,17 @@ impl<'a> Case<'a> {
         Ok(Self { meta: Meta::parse(meta)?, tensors })
     }
 
-    pub(super) fn shape(&self, name: &str) -> Option<&[usize]> {
+    pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|raw| &raw.shape[..])
     }
 
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
 
-    /// The numbers of a tensor in the arithmetic of the scan, all of them finite; `None` if the file has no such tensor.
-    pub(super) fn read<F: Number>(&self, name: &str) -> Result<Option<Vec<F>>, ScanError> {
+    /// The numbers of a tensor in the arithmetic of the scan, all of them finite; `None` if the file has no such
+    /// tensor.
+    pub(crate) fn read<F: Number>(&self, name: &str) -> Result<Option<Vec<F>>, ScanError> {
         let Some(raw) = self.tensors.get(name) else { return Ok(None) };
         let values: Vec<F> = match raw.dtype {
             Dtype::F64 => convert(raw.bytes, |b| F::of(f64::from_le_bytes(b))),
@@ -66,7 +68,7 @@ impl<'a> Case<'a> {
         };
         let Some(at) = values.iter().position(|x| !x.is_finite()) else { return Ok(Some(values)) };
         let (tensor, index) = (name.to_string(), index_of(at, &raw.shape));
-        // Finite in the file, but not in f32.
+        // The number is finite in the file, but too large for f32.
         if let Some(value) = raw.wide_f64(at).filter(|x| x.is_finite()) {
             return Err(ScanError::TooLarge { tensor, index, value });
         }
@@ -74,7 +76,7 @@ impl<'a> Case<'a> {
     }
 
     /// The numbers of an integer tensor; `None` if the file has no such tensor.
-    pub(super) fn integers(&self, name: &str) -> Result<Option<Vec<i64>>, ScanError> {
+    pub(crate) fn integers(&self, name: &str) -> Result<Option<Vec<i64>>, ScanError> {
         let Some(raw) = self.tensors.get(name) else { return Ok(None) };
         Ok(Some(match raw.dtype {
             Dtype::I64 => convert(raw.bytes, i64::from_le_bytes),
@@ -98,23 +100,7 @@ fn convert<const N: usize, T>(bytes: &[u8], from: impl Fn([u8; N]) -> T) -> Vec<
     bytes.as_chunks::<N>().0.iter().map(|chunk| from(*chunk)).collect()
 }
 
-/// The index along each axis of element `at` of a row-major tensor.
-pub(super) fn index_of(at: usize, shape: &[usize]) -> Vec<usize> {
-    let mut rest = at;
-    let mut index: Vec<usize> = shape
-        .iter()
-        .rev()
-        .map(|&size| {
-            let here = rest % size.max(1);
-            rest /= size.max(1);
-            here
-        })
-        .collect();
-    index.reverse();
-    index
-}
-
-/// The container format has one entry a name, but a JSON object can repeat one, and parsers silently take the last.
+/// Refuses a header that names a tensor twice. JSON allows that, and parsers silently keep the last.
 fn refuse_duplicates(header: &[u8]) -> Result<(), ScanError> {
     let mut found = None;
     let keys = Keys { duplicate: &mut found };
@@ -153,13 +139,6 @@ impl<'de> Visitor<'de> for Keys<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn indices_are_row_major() {
-        assert_eq!(index_of(0, &[2, 3]), [0, 0]);
-        assert_eq!(index_of(5, &[2, 3]), [1, 2]);
-        assert_eq!(index_of(17, &[3, 1, 6]), [2, 0, 5]);
-    }
 
     #[test]
     fn duplicates_are_refused() {

@@ -1,15 +1,15 @@
-//! The variants a file may name, as data, and the rule each comes to with its options.
+//! The variants that a file may name, and the rule or solver of each with the options of the file.
 
 use falcon_kernels::Rule;
 use falcon_kernels::rule::{Align, Decay, Gain, Normaliser, Read};
 use falcon_kernels::solvers::ssm::Order;
 
-use super::error::ScanError;
-use super::file::Case;
+use crate::error::ScanError;
+use crate::file::Case;
 
 /// What computes a variant.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Model {
+pub(crate) enum Model {
     /// The kernels.
     Rule(Rule),
     /// The solver for recursive least squares.
@@ -18,16 +18,19 @@ pub(super) enum Model {
     Ssm { order: Order },
 }
 
-/// A name in `meta`, and what it stands for before the options.
+/// The name of a tensor, if there is one.
+type Name = Option<&'static str>;
+
+/// A variant before the options of a file are applied.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Variant {
+pub(crate) struct Variant {
     pub name: &'static str,
     pub falcon: bool,
     base: Base,
     /// The tensor with the gains, if the rule has any.
-    pub gain: &'static str,
+    pub gain: Name,
     /// The tensor with the ridges or gates, if the rule has any.
-    pub decay: &'static str,
+    pub decay: Name,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -38,10 +41,10 @@ enum Base {
 }
 
 const fn falcon(name: &'static str, rule: Rule) -> Variant {
-    Variant { name, falcon: true, base: Base::Rule(rule), gain: "in.gain", decay: "in.lam" }
+    Variant { name, falcon: true, base: Base::Rule(rule), gain: Some("in.gain"), decay: Some("in.lam") }
 }
 
-const fn baseline(name: &'static str, base: Base, gain: &'static str, decay: &'static str) -> Variant {
+const fn baseline(name: &'static str, base: Base, gain: Name, decay: Name) -> Variant {
     Variant { name, falcon: false, base, gain, decay }
 }
 
@@ -52,18 +55,23 @@ const VARIANTS: [Variant; 15] = [
     falcon("falcon1a", Rule::FALCON_1A),
     falcon("falcon2a", Rule::FALCON_2A),
     falcon("falcon3a", Rule::FALCON_3A),
-    baseline("linear_attention", Base::Rule(Rule::LINEAR_ATTENTION), "", ""),
-    baseline("normalized_linear_attention", Base::Rule(Rule::NORMALISED_LINEAR_ATTENTION), "in.eta", "in.lam"),
-    baseline("retnet", Base::Rule(Rule::RETNET), "", "in.decay"),
-    baseline("mamba2", Base::Rule(Rule::MAMBA_2), "in.eta", "in.g"),
-    baseline("deltanet", Base::Rule(Rule::DELTANET), "in.gain", ""),
-    baseline("gated_deltanet", Base::Rule(Rule::GATED_DELTANET), "in.eta", "in.g"),
-    baseline("online_ridge", Base::Rule(Rule::ONLINE_RIDGE), "in.beta", "in.lam"),
-    baseline("rls", Base::Rls, "", "in.lam"),
-    baseline("ssm_zoh", Base::Ssm, "", ""),
+    baseline("linear_attention", Base::Rule(Rule::LINEAR_ATTENTION), None, None),
+    baseline(
+        "normalized_linear_attention",
+        Base::Rule(Rule::NORMALISED_LINEAR_ATTENTION),
+        Some("in.eta"),
+        Some("in.lam"),
+    ),
+    baseline("retnet", Base::Rule(Rule::RETNET), None, Some("in.decay")),
+    baseline("mamba2", Base::Rule(Rule::MAMBA_2), Some("in.eta"), Some("in.g")),
+    baseline("deltanet", Base::Rule(Rule::DELTANET), Some("in.gain"), None),
+    baseline("gated_deltanet", Base::Rule(Rule::GATED_DELTANET), Some("in.eta"), Some("in.g")),
+    baseline("online_ridge", Base::Rule(Rule::ONLINE_RIDGE), Some("in.beta"), Some("in.lam")),
+    baseline("rls", Base::Rls, None, Some("in.lam")),
+    baseline("ssm_zoh", Base::Ssm, None, None),
 ];
 
-/// Names of all variants, as `meta` has them.
+/// The names of all variants, as they are written in `meta`.
 pub fn names() -> impl Iterator<Item = &'static str> {
     VARIANTS.iter().map(|variant| variant.name)
 }
@@ -82,7 +90,7 @@ impl Variant {
         case.meta.need_choice("variant", &choices, "every file")
     }
 
-    /// The rule or solver with the options of `meta`, except the window.
+    /// The rule or solver with all options of `meta` except the window.
     pub fn model(&self, case: &Case<'_>) -> Result<Model, ScanError> {
         let (meta, name) = (&case.meta, self.name);
         let Base::Rule(base) = self.base else {
@@ -97,11 +105,11 @@ impl Variant {
             read: meta.choice("read", &READS)?.unwrap_or(Read::After),
             ..base
         };
-        if self.gain == "in.gain" {
+        if self.gain == Some("in.gain") {
             rule.gain = meta.need_choice("gain_kind", &GAINS, name)?;
         }
         if self.falcon {
-            // The sliding rules default to a multiplier without gradient, the others to a live one.
+            // Rules with a window detach the ridge by default, the others do not.
             let default = base.decay == Decay::ScaledRidge { detach: true };
             let detach = meta.flag("detach")?.unwrap_or(default);
             let ridges =
@@ -109,16 +117,16 @@ impl Variant {
             rule.decay = meta.need_choice("ridge", &ridges, name)?;
         }
         if base.normaliser.is_some() {
-            rule.normaliser = Some(Normaliser { eps: meta.need_constant("eps_attn", f64::INFINITY, name)? });
-            rule.gain = if case.has(self.gain) { Gain::Eta } else { Gain::Unit };
-            rule.decay = if case.has(self.decay) { Decay::Ridge } else { Decay::None };
+            rule.normaliser = Some(Normaliser { eps: meta.need_number("eps_attn", name)? });
+            rule.gain = if self.gain.is_some_and(|name| case.has(name)) { Gain::Eta } else { Gain::Unit };
+            rule.decay = if self.decay.is_some_and(|name| case.has(name)) { Decay::Ridge } else { Decay::None };
         }
         if rule.gain == Gain::Beta {
-            rule.eps = meta.need_constant("eps", f64::INFINITY, &format!("{name} with a beta gain"))?;
+            rule.eps = meta.need_number("eps", &format!("{name} with a beta gain"))?;
         }
-        // Only online ridge goes without the clamp.
+        // Only online ridge has no clamp.
         if matches!(rule.decay, Decay::Ridge | Decay::ScaledRidge { .. }) && base.clamp.is_some() {
-            rule.clamp = Some(meta.need_constant("eps_gamma", 1.0, &format!("{name} with a ridge"))?);
+            rule.clamp = Some(meta.need_number("eps_gamma", &format!("{name} with a ridge"))?);
         }
         Ok(Model::Rule(rule))
     }

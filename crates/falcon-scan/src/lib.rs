@@ -1,4 +1,7 @@
-//! `falcon scan`: one rule over the tensors of a file. Parse, plan, run, write.
+//! Runs one rule or solver over the tensors of a safetensors file, forward and backward: what `falcon scan` does.
+//!
+//! A file is parsed ([`Case`]), its request is checked against the shapes of its tensors, the kernels compute, and the
+//! results ([`Tensors`]) can be written as another file. `falcon scan --help` describes the files.
 
 mod error;
 mod file;
@@ -10,20 +13,15 @@ mod solvers;
 mod tensors;
 mod variant;
 
-use std::path::{Path, PathBuf};
-use std::time::Instant;
-
 use falcon_kernels::Form;
-use falcon_nn::write_file;
 use serde::Serialize;
 
 pub use error::ScanError;
 pub use file::Case;
-pub use tensors::{Data, Tensor, Tensors};
+pub use number::Data;
+pub use tensors::{Tensor, Tensors};
 pub use variant::names as variants;
 
-use crate::output::{self, Kind};
-use crate::threads;
 use number::Number;
 use plan::Plan;
 use variant::Model;
@@ -40,21 +38,19 @@ pub enum Dtype {
 /// How to run a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The form; the solvers for `rls` and `ssm_zoh` have but one.
+    /// The form. The solvers for `rls` and `ssm_zoh` have only one and ignore it.
     pub form: Form,
     /// The arithmetic.
     pub dtype: Dtype,
     /// Whether to compute gradients, too.
     pub grad: bool,
-    /// Threads of a pool of its own, or the current `rayon` pool.
-    pub threads: Option<usize>,
-    /// Bytes the scan may take, as estimated from the sizes.
+    /// Bytes that the scan may take, as estimated from the sizes.
     pub max_memory: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { form: Form::CHUNKED, dtype: Dtype::F64, grad: false, threads: None, max_memory: 16 << 30 }
+        Self { form: Form::CHUNKED, dtype: Dtype::F64, grad: false, max_memory: 16 << 30 }
     }
 }
 
@@ -94,17 +90,13 @@ pub struct Outcome {
     pub summary: Summary,
 }
 
-/// Runs the file in `bytes`. Never panics, whatever the bytes.
+/// Runs the file in `bytes` on the current `rayon` pool. Never panics, whatever the bytes.
 pub fn run(bytes: &[u8], options: &Options) -> Result<Outcome, ScanError> {
     let case = Case::parse(bytes)?;
     let plan = Plan::new(&case, options)?;
-    let go = || match options.dtype {
-        Dtype::F32 => compute::<f32>(&case, &plan, options),
-        Dtype::F64 => compute::<f64>(&case, &plan, options),
-    };
-    let tensors = match options.threads {
-        None => go()?,
-        Some(threads) => threads::pool(threads)?.install(go)?,
+    let tensors = match options.dtype {
+        Dtype::F32 => compute::<f32>(&case, &plan, options)?,
+        Dtype::F64 => compute::<f64>(&case, &plan, options)?,
     };
     let summary = summary(&plan, options);
     Ok(Outcome { tensors, meta: case.meta.text, summary })
@@ -139,28 +131,4 @@ fn summary(plan: &Plan, options: &Options) -> Summary {
         },
         grad: options.grad,
     }
-}
-
-/// What became of a file.
-#[derive(Clone, Debug, Serialize)]
-pub struct Report {
-    /// What was done.
-    #[serde(flatten)]
-    pub summary: Summary,
-    /// Time spent computing, without reading and writing.
-    pub seconds: f64,
-    /// The file written.
-    pub output: PathBuf,
-}
-
-/// Runs the file `input` and writes the results to `output`, which must be another file. On error nothing is written.
-pub fn run_file(input: &Path, output: &Path, options: &Options) -> Result<Report, ScanError> {
-    let failed = |source| ScanError::Write { path: output.into(), source };
-    output::check(output, Kind::Scan, [input]).map_err(failed)?;
-    let bytes = std::fs::read(input).map_err(|source| ScanError::Read { path: input.into(), source })?;
-    let start = Instant::now();
-    let Outcome { tensors, meta, summary } = run(&bytes, options)?;
-    let seconds = start.elapsed().as_secs_f64();
-    write_file(output, &tensors.to_bytes(&meta)?).map_err(failed)?;
-    Ok(Report { summary, seconds, output: output.into() })
 }

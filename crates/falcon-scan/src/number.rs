@@ -1,16 +1,25 @@
-//! The two arithmetics of a scan.
+//! The two number types of a scan.
 
-use falcon_kernels::Real;
+use falcon_kernels::Compiled;
 
-use super::tensors::Data;
+/// The numbers of a result.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Data {
+    /// Computed in `f32`.
+    F32(Vec<f32>),
+    /// Computed in `f64`.
+    F64(Vec<f64>),
+    /// Whole numbers.
+    I64(Vec<i64>),
+}
 
-/// A number a scan can compute with.
-pub(super) trait Number: Real {
-    /// Its name in messages.
+/// A number type that a scan can compute in.
+pub(crate) trait Number: Compiled {
+    /// Its name in messages and reports.
     const NAME: &'static str;
-    /// What to do when it overflows.
+    /// What a user can do when it overflows.
     const ADVICE: &'static str;
-    /// Wraps results for output.
+    /// Results in this type.
     fn data(values: Vec<Self>) -> Data;
 }
 
@@ -30,8 +39,8 @@ impl Number for f64 {
     }
 }
 
-/// The value of an IEEE half-precision number, exactly.
-pub(super) fn half_to_f32(bits: u16) -> f32 {
+/// The exact value of an IEEE half-precision number.
+pub(crate) fn half_to_f32(bits: u16) -> f32 {
     let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
     let (exponent, fraction) = (i32::from(bits >> 10 & 0x1f), f32::from(bits & 0x3ff));
     sign * match exponent {
