@@ -45,7 +45,7 @@ pub struct TrainArgs {
     pub set: Vec<String>,
 
     /// The run's folder; runs/TASK-PRESET if not given. If it holds a run already, that run continues from its last
-    /// checkpoint, with its own configuration. Keys of [train] that are given here, but for seed and batch, replace
+    /// checkpoint, with its own configuration. Keys of the section train that are given here, but for seed and batch, replace
     /// its values from there on: --steps 800 continues a run of 400 steps.
     #[arg(short, long, value_name = "DIR")]
     pub run: Option<PathBuf>,
