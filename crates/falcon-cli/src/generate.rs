@@ -233,8 +233,9 @@ fn say_all(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
     let sampling = Sampling { temperature, top_k, top_p, repetition_penalty, seed };
     sampling.validate()?;
     if let Some(path) = &args.state_out {
-        let inputs = [Some(&args.model), args.file.as_ref(), args.prompts.as_ref()].into_iter().flatten();
-        output::check(path, Kind::State, inputs).map_err(|error| FileError::Io { path: path.clone(), error })?;
+        let files = [Some(&args.model), args.file.as_ref(), args.prompts.as_ref(), args.state_in.as_ref()];
+        output::check(path, Kind::State, files.into_iter().flatten())
+            .map_err(|error| FileError::Io { path: path.clone(), error })?;
     }
     use_threads(args.threads.map(Into::into))?;
     // What cannot be read is said before the model is opened.

@@ -50,6 +50,15 @@ const CASES: &[Case] = &[
         &["model", "neither a run nor a model"],
     ),
     Case::refused(
+        "a state that is continued and replaced at once",
+        |folder| {
+            let model = model(folder);
+            model.save_state(&model.state(1), &folder.join("a.state")).unwrap();
+        },
+        "generate model hello --state-in a.state --state-out a.state",
+        &["a.state", "this is the input"],
+    ),
+    Case::refused(
         "a weight that is not a number",
         |folder| changed(folder, |arrays| arrays.get_mut("model.norm.weight").unwrap().1[3] = f32::NAN),
         "generate model hello",
