@@ -268,7 +268,8 @@ fn states() {
     place.kill(&args, 7, old_file(name, old_state()), whole_or_old(name, old_state()), file(name));
 }
 
-/// The rows of a record in a folder, if it has one, as JSON without times.
+/// The rows of a record in a folder, if it has one, as JSON without times. Nor does the number of threads count: the
+/// last run of an experiment has all of them.
 fn rows<R: Results>(folder: &Path) -> Vec<Value> {
     if !folder.join(RESULTS_FILE).exists() {
         return Vec::new();
@@ -276,6 +277,9 @@ fn rows<R: Results>(folder: &Path) -> Vec<Value> {
     let record = serde_json::to_value(R::read(folder).expect("whole")).unwrap();
     let untimed = |mut row: Value| {
         row["seconds"] = 0.into();
+        if let Some(threads) = row.get_mut("threads") {
+            *threads = 0.into();
+        }
         row
     };
     let searched = record["search"]["models"].as_array().into_iter().flatten();
