@@ -302,8 +302,8 @@ impl Tokenizer {
         self.inner.id_to_token(self.begin).expect("it is in the vocabulary")
     }
 
-    /// What tells its tokens from those of others: a hash of the vocabulary and of how tokens are joined. Another program that
-    /// saves a tokenizer again may write the rest of its file otherwise.
+    /// What tells its tokens from those of others: a hash of the vocabulary and of how tokens are joined. Another
+    /// program that saves a tokenizer again may write the rest of its file otherwise.
     pub fn vocabulary_fingerprint(&self) -> String {
         let file: serde_json::Value = serde_json::from_str(&self.json).expect("the library wrote it");
         let mut tokens: Vec<(u32, String)> =
