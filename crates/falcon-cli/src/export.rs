@@ -1,4 +1,4 @@
-//! `falcon export`: a model for Hugging Face's transformers.
+//! `falcon export`: a model for Hugging Face Transformers.
 
 use std::fs;
 use std::io::{self, Write};
@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use clap::Args;
+use falcon_base::files::{ASIDE, write_file};
+use falcon_base::{AtPath, PathError};
 use falcon_lm::data::{TOKENIZER_FILE, Tokenizer};
 use falcon_lm::trained::{Trained, TrainedError};
-use falcon_nn::{CONFIG_FILE, FileError, Model, write_file};
+use falcon_nn::{CONFIG_FILE, FileError, Model};
 use serde_json::{Value, json};
 use thiserror::Error;
 
@@ -16,17 +18,18 @@ use crate::output::printed;
 
 /// Arguments of `falcon export`.
 #[derive(Debug, Args)]
-#[command(after_long_help = EXAMPLES)]
+#[command(after_long_help = HELP)]
 pub struct ExportArgs {
-    /// A run, whose best checkpoint is taken, or a folder with a model.
+    /// The model: a run of `falcon train`, whose best checkpoint is taken, or a folder with config.json and
+    /// model.safetensors.
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
 
-    /// The folder to write. It must not be there yet.
+    /// The folder to write. It must not exist yet.
     #[arg(long, value_name = "DIR")]
     pub hf: PathBuf,
 
-    /// The tokenizer, if it is not beside the model: bytes, a tokenizer.json, or a folder with vocab.json and
+    /// The tokenizer, if it is not next to the model: bytes, a tokenizer.json, or a folder with vocab.json and
     /// merges.txt.
     #[arg(long, value_name = "NAME")]
     pub tokenizer: Option<String>,
@@ -36,13 +39,14 @@ pub struct ExportArgs {
     pub json: bool,
 }
 
-const EXAMPLES: &str = "\
-WHAT IS WRITTEN
+const HELP: &str = "\
+FILES WRITTEN
 
-  config.json              the model's configuration, and where its code is
-  model.safetensors        its weights
-  tokenizer.json           its tokenizer, with tokenizer_config.json; none if it has none
-  *_falcon_fwa.py          what AutoModel needs with trust_remote_code=True; they import falcon_fwa
+  config.json              the configuration of the model, with the place of its code
+  model.safetensors        the weights
+  tokenizer.json           the tokenizer, if there is one, with tokenizer_config.json
+  *_falcon_fwa.py          code that AutoModel loads with trust_remote_code=True; it imports
+                           the package falcon_fwa
 
 IN PYTHON
 
@@ -54,11 +58,12 @@ EXAMPLES
   falcon export runs/books --hf books-hf
   falcon export runs/books/checkpoints/step-002000 --hf books-hf";
 
-/// Why nothing is exported.
+/// Why `falcon export` failed.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum ExportError {
-    /// The folder is there.
-    #[error("--hf {}: is there already; name a folder that is not, or remove it", path.display())]
+    /// The folder exists.
+    #[error("--hf {}: exists already; name a new folder, or remove this one", path.display())]
     Exists {
         /// The folder.
         path: PathBuf,
@@ -66,24 +71,19 @@ pub enum ExportError {
     /// The model cannot be opened.
     #[error(transparent)]
     Trained(#[from] TrainedError),
-    /// The same, of one without a tokenizer.
+    /// A model without a tokenizer cannot be opened, or the model cannot be saved.
     #[error(transparent)]
     File(#[from] FileError),
     /// A file cannot be written.
-    #[error("{}: {error}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
-    /// What was to be printed could not be.
+    #[error(transparent)]
+    Path(#[from] PathError),
+    /// Stdout cannot be written.
     #[error("the model is written, but stdout is not: {0}")]
     Output(#[from] io::Error),
 }
 
-/// The code that `trust_remote_code` loads. Everything is in the package. The classes are subclasses of the package's,
-/// because transformers copy the file that defines such a class whenever a model is saved.
+/// The code that `trust_remote_code` loads. All of it is in the Python package; the classes here are subclasses of
+/// the package's, because Transformers copies the file that defines such a class whenever a model is saved.
 const CODE: [(&str, &str); 2] = [
     ("configuration_falcon_fwa.py", include_str!("export/configuration_falcon_fwa.py")),
     ("modeling_falcon_fwa.py", include_str!("export/modeling_falcon_fwa.py")),
@@ -98,23 +98,16 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
     let device = Device::flex();
     let (model, tokenizer) = match Trained::open(&args.model, args.tokenizer.as_deref(), &device) {
         Ok(trained) => (trained.model, Some(trained.tokenizer)),
-        // One that learnt no text.
+        // The model was not trained on text.
         Err(TrainedError::NoTokenizer { path }) => (Model::load(&path, &device)?, None),
         Err(error) => return Err(error.into()),
     };
-    let io = |path: &Path| {
-        let path = path.to_path_buf();
-        move |error| ExportError::Io { path, error }
-    };
-    // Written aside and moved, so that a folder of this name is a whole model.
+    // Written aside and moved, so that a folder of this name is always a complete model.
     let beside = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let aside = tempfile::Builder::new().prefix(falcon_nn::ASIDE).tempdir_in(beside).map_err(io(beside))?;
+    let aside = tempfile::Builder::new().prefix(ASIDE).tempdir_in(beside).at(beside)?;
     let folder = aside.path();
     model.save(folder)?;
-    let write = |name: &str, text: &str| {
-        let path = folder.join(name);
-        write_file(&path, text.as_bytes()).map_err(io(&path))
-    };
+    let write = |name: &str, text: &str| write_file(&folder.join(name), text.as_bytes());
     write(CONFIG_FILE, &configuration(&model, tokenizer.as_ref()))?;
     for (name, code) in CODE {
         write(name, code)?;
@@ -124,28 +117,28 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
         tokenizer.save(&path).map_err(TrainedError::from)?;
         write("tokenizer_config.json", &pretty(&about(tokenizer)))?;
     }
-    // A temporary folder is private; this one is not.
+    // Temporary folders are private; this one should not be.
     #[cfg(unix)]
-    fs::set_permissions(folder, std::os::unix::fs::PermissionsExt::from_mode(0o755)).map_err(io(folder))?;
-    fs::rename(folder, to).map_err(io(to))?;
-    // It is where it belongs, and must not be removed with its old name.
+    fs::set_permissions(folder, std::os::unix::fs::PermissionsExt::from_mode(0o755)).at(folder)?;
+    fs::rename(folder, to).at(to)?;
+    // It has been moved, so there is nothing to remove under its old name.
     let _ = aside.keep();
     let parameters = model.config().parameter_count();
-    let said = if args.json {
+    let line = if args.json {
         json!({ "folder": to.display().to_string(), "parameters": parameters, "tokenizer": tokenizer.is_some() })
             .to_string()
     } else {
-        let tokenizer = if tokenizer.is_some() { "" } else { ", without a tokenizer: it has none" };
+        let tokenizer = if tokenizer.is_some() { "" } else { ", without a tokenizer, because the model has none" };
         format!("{parameters} parameters{tokenizer} -> {}", to.display())
     };
-    Ok(printed(writeln!(io::stdout(), "{said}"))?)
+    Ok(printed(writeln!(io::stdout(), "{line}"))?)
 }
 
-/// `config.json`, with where the code is, and the token that ends a document.
+/// `config.json` with the place of the code, and the tokens that begin and end a document.
 fn configuration(model: &Model, tokenizer: Option<&Tokenizer>) -> String {
     let fingerprint = tokenizer.map(Tokenizer::vocabulary_fingerprint);
     let json = model.config().to_json_for(fingerprint.as_deref());
-    let mut config: Value = serde_json::from_str(&json).expect("it is JSON");
+    let mut config: Value = serde_json::from_str(&json).expect("a configuration is JSON");
     config["auto_map"] = json!({
         "AutoConfig": "configuration_falcon_fwa.FalconFwaConfig",
         "AutoModel": "modeling_falcon_fwa.FalconFwaModel",

@@ -1,85 +1,108 @@
-//! Ctrl-C and requests to terminate: the first one stops gently, the second at once.
+//! Ctrl-C and requests to terminate: the first one asks the work to stop when it can, the second ends the program at
+//! once.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+#[cfg(unix)]
+use std::{
+    io::{self, Write},
+    sync::{Once, mpsc},
+};
 
-/// What is done when a run is asked to stop.
+use falcon_lm::monitor::Monitor;
+#[cfg(unix)]
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ},
+    iterator::Signals,
+};
+
+/// What a training run does when it is asked to stop.
 pub(crate) const SAVING: &str = "saving after this step";
 
-/// Whether a signal has come.
+/// Whether a signal has arrived.
 static STOP: AtomicBool = AtomicBool::new(false);
-/// The code to exit with, of the first signal that came.
+/// The exit code for the first signal.
 static CODE: AtomicU8 = AtomicU8::new(INTERRUPTED);
-/// Stopped by Ctrl-C, as shells have it: 128 and the number of the signal.
+/// The exit code after Ctrl-C by the convention of shells: 128 plus the number of the signal.
 const INTERRUPTED: u8 = 130;
+/// The message about what the program does when it is asked to stop. It changes in the course of the work.
+static MESSAGE: Mutex<&str> = Mutex::new("stopping");
 
-/// The code that a program exits with that was asked to stop: 130 after Ctrl-C, 143 after a request to terminate.
+/// The exit code of an interrupted program: 130 after Ctrl-C, 143 after a request to terminate.
 pub fn exit_code() -> u8 {
+    let _printed = MESSAGE.lock().expect("nobody panics while holding it");
     CODE.load(Ordering::SeqCst)
 }
 
-/// What the program does when it is asked to stop, in words. It changes as the work goes on.
-static THEN: Mutex<&str> = Mutex::new("stopping");
+/// A monitor that cancels when a signal has arrived.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Interrupt(());
 
-/// Listens for Ctrl-C and requests to terminate. The first one makes the returned flag true and prints what is done
-/// `then`; the second one ends the program at once. On systems without Unix signals, the first one ends it, too.
-pub(crate) fn stop_on_interrupt(then: &'static str) -> &'static AtomicBool {
-    *THEN.lock().expect("nobody panics while holding it") = then;
-    #[cfg(unix)]
-    unix::listen();
-    &STOP
+impl Interrupt {
+    /// Whether a signal has arrived.
+    pub fn requested(self) -> bool {
+        STOP.load(Ordering::SeqCst)
+    }
 }
 
-/// Makes writing beyond the size that files may have (`ulimit -f`) an error, which can be reported. By default the
-/// system ends the program without a word.
+impl Monitor for Interrupt {
+    fn cancelled(&mut self) -> bool {
+        self.requested()
+    }
+}
+
+/// Listens for Ctrl-C and requests to terminate. The first one prints `message` and is seen by the returned
+/// [`Interrupt`]; the second one ends the program at once. On systems without Unix signals the first one already ends
+/// it.
+pub(crate) fn stop_on_interrupt(message: &'static str) -> Interrupt {
+    *MESSAGE.lock().expect("nobody panics while holding it") = message;
+    #[cfg(unix)]
+    listen();
+    Interrupt(())
+}
+
+/// Turns writing beyond the file size limit (`ulimit -f`) into an error that can be reported. By default, the system
+/// ends the program without a message.
 pub fn report_file_size_limit() {
     #[cfg(unix)]
     {
         let exceeded = std::sync::Arc::new(AtomicBool::new(false));
-        // Without a handler the limit ends the program, as before.
-        let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, exceeded);
+        // If no handler can be installed, the limit ends the program as by default.
+        let _ = signal_hook::flag::register(SIGXFSZ, exceeded);
     }
 }
 
+/// Waits for signals in a thread. If none can be started, the first signal ends the program.
 #[cfg(unix)]
-mod unix {
-    use std::io::{self, Write};
-    use std::sync::atomic::Ordering;
-    use std::sync::{Once, mpsc};
-
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-    use signal_hook::iterator::Signals;
-
-    use super::{CODE, STOP, THEN};
-
-    /// Waits for signals in a thread. Where none can be had, the system ends the program with the first signal.
-    pub fn listen() {
-        static ONCE: Once = Once::new();
-        ONCE.call_once(|| {
-            let (installed, ready) = mpsc::channel();
-            let thread = std::thread::Builder::new().spawn(move || {
-                if let Ok(signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) {
-                    let _ = installed.send(());
-                    wait(signals);
-                }
-            });
-            if thread.is_ok() {
-                // It fails if there are no handlers, and then there is nothing to wait for.
-                let _ = ready.recv();
+fn listen() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let (installed, ready) = mpsc::channel();
+        let thread = std::thread::Builder::new().spawn(move || {
+            if let Ok(signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) {
+                let _ = installed.send(());
+                wait(signals);
             }
         });
-    }
-
-    fn wait(mut signals: Signals) {
-        for signal in &mut signals {
-            let code = 128 + signal;
-            if STOP.load(Ordering::SeqCst) {
-                std::process::exit(code);
-            }
-            CODE.store(u8::try_from(code).unwrap_or(u8::MAX), Ordering::SeqCst);
-            STOP.store(true, Ordering::SeqCst);
-            let then = *THEN.lock().expect("nobody panics while holding it");
-            let _ = writeln!(io::stderr(), "\n{then}; once more to stop at once");
+        if thread.is_ok() {
+            // Fails if no handlers could be installed; then there is nothing to wait for.
+            let _ = ready.recv();
         }
+    });
+}
+
+#[cfg(unix)]
+fn wait(mut signals: Signals) {
+    for signal in &mut signals {
+        let code = 128 + signal;
+        if STOP.load(Ordering::SeqCst) {
+            std::process::exit(code);
+        }
+        CODE.store(u8::try_from(code).unwrap_or(u8::MAX), Ordering::SeqCst);
+        // Held until the message is printed, which `exit_code` waits for: work that stops at once must not end the
+        // program before it.
+        let message = MESSAGE.lock().expect("nobody panics while holding it");
+        STOP.store(true, Ordering::SeqCst);
+        let _ = writeln!(io::stderr(), "\n{message}; once more to stop at once");
     }
 }

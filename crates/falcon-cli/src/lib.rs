@@ -1,4 +1,5 @@
-//! The `falcon` program as a library: parse, validate, run. The arithmetic is in `falcon_kernels` and `falcon_nn`, training in `falcon_lm`.
+//! The `falcon` program as a library: parse, validate, run, print. The arithmetic is in `falcon_kernels` and
+//! `falcon_nn`, training and evaluation in `falcon_lm`, experiments in `falcon_lab`.
 
 pub mod args;
 pub mod bench;
@@ -13,6 +14,7 @@ pub mod progress;
 pub mod report;
 pub mod reproduce;
 pub mod scan;
+pub mod texts;
 pub mod threads;
 pub mod tokenizer;
 pub mod train;

@@ -1,11 +1,12 @@
-//! Options whose values are names.
+//! Options that take a name from a list.
 
 use std::ffi::OsStr;
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
 
-/// Takes any text; help and shells know the names. One that is none is refused where it is used, which says what was meant.
+/// Accepts any text, and lists the known names in help texts and completions. An unknown name is refused where it is
+/// used, with a suggestion.
 #[derive(Clone, Debug)]
 pub(crate) struct Names(Vec<&'static str>);
 

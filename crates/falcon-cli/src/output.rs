@@ -1,35 +1,36 @@
-//! Files to be written when the work is done: whether they can be is known before it, and they replace nothing but an
-//! older result.
+//! Checks of output files, made before the work begins: that the file can be written, and that it replaces nothing
+//! but an older result.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use falcon_base::files::aside_file;
 use falcon_lm::data::is_text_name;
-use falcon_nn::aside_file;
+use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-/// What is to be written. Only a file of the same kind, or an empty one, is replaced.
+/// The kind of an output file. Only a file of the same kind, or an empty one, is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A `tokenizer.json`.
     Tokenizer,
-    /// A state of a model that is saved to be gone on from.
+    /// The saved state of a model.
     State,
-    /// The results of a scan, in a safetensors file.
+    /// The results of a scan, a safetensors file.
     Scan,
-    /// A page of HTML.
+    /// An HTML page.
     Html,
     /// Results as JSON.
     Json,
-    /// A picture.
+    /// An SVG picture.
     Svg,
-    /// A page of text into which tables are put. It must be there, and what is in it stays.
+    /// A text file that tables are inserted into. It must exist, and the rest of it stays.
     Page,
 }
 
-/// Bytes of a file by which its kind is told.
+/// The number of bytes at the beginning of a file that are read to recognise its kind.
 const BEGINNING: u64 = 1 << 20;
 
 impl Kind {
@@ -45,52 +46,63 @@ impl Kind {
         }
     }
 
-    /// Whether a file that begins so may be of this kind.
+    /// Whether a file with this beginning may be of this kind.
     fn recognises(self, beginning: &[u8]) -> bool {
         let text = beginning.trim_ascii_start();
         let contains = |word: &str| beginning.windows(word.len()).any(|bytes| bytes == word.as_bytes());
         let begins = |word: &str| text.get(..word.len()).is_some_and(|t| t.eq_ignore_ascii_case(word.as_bytes()));
-        let has_tensor =
-            |is: fn(&str) -> bool| tensor_names(beginning).is_some_and(|names| names.iter().any(|name| is(name)));
+        let has_name =
+            |is: fn(&str) -> bool| header_names(beginning).is_some_and(|names| names.iter().any(|name| is(name)));
         match self {
             Self::Tokenizer => begins("{") && contains("\"added_tokens\""),
-            Self::State => has_tensor(|name| name == "positions"),
-            Self::Scan => has_tensor(|name| name.starts_with("out.")),
+            // The metadata of a state, or a tensor of states that earlier versions wrote.
+            Self::State => has_name(|name| name == "falcon_state" || name == "positions"),
+            Self::Scan => has_name(|name| name.starts_with("out.")),
             Self::Html => begins("<!doctype html") || begins("<html"),
             Self::Json => begins("[") || begins("{"),
             Self::Svg => begins("<svg") || begins("<?xml"),
-            // What is put into it finds its place by marks, or fails.
+            // Inserting a table looks for marks, and fails without them.
             Self::Page => true,
         }
     }
 }
 
-/// The names of the tensors of a safetensors file: their header is a length and JSON.
-fn tensor_names(beginning: &[u8]) -> Option<Vec<String>> {
+/// The names of the metadata and of the tensors in a safetensors file, whose header is a length followed by JSON.
+fn header_names(beginning: &[u8]) -> Option<Vec<String>> {
+    #[derive(Deserialize)]
+    struct Header {
+        #[serde(rename = "__metadata__", default)]
+        metadata: BTreeMap<String, IgnoredAny>,
+        #[serde(flatten)]
+        tensors: BTreeMap<String, IgnoredAny>,
+    }
     let (length, rest) = beginning.split_first_chunk::<8>()?;
     let header = rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
-    Some(serde_json::from_slice::<BTreeMap<String, IgnoredAny>>(header).ok()?.into_keys().collect())
+    let Header { metadata, tensors } = serde_json::from_slice(header).ok()?;
+    Some(metadata.into_keys().chain(tensors.into_keys()).collect())
 }
 
-/// The folder of a file.
+/// The folder that a file is in.
 fn folder(file: &Path) -> &Path {
     file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Refuses a place that nothing can be written to, one of the `inputs`, and a file of another kind.
+/// Refuses an output file that cannot be written, that is one of the `inputs`, or that exists and is of another kind.
 pub(crate) fn check<'a>(
     file: &Path,
     kind: Kind,
     inputs: impl IntoIterator<Item = &'a (impl AsRef<Path> + ?Sized + 'a)>,
 ) -> io::Result<()> {
     let wrong = |what: String| Err(io::Error::other(what));
-    // Replacing a device such as /dev/null by a file would surprise; so would replacing a folder.
+    // Nobody expects a folder, or a device such as /dev/null, to be replaced by a file.
     if file.file_name().is_none() || file.metadata().is_ok_and(|found| !found.is_file()) {
-        return wrong("a folder or a device, not a file that can be replaced: give another name".into());
+        return wrong(
+            "a folder or a device, not a file that can be replaced; choose another name for the output".into(),
+        );
     }
     let folder = folder(file);
     if !folder.is_dir() {
-        return wrong(format!("there is no folder {}: make it first", folder.display()));
+        return wrong(format!("there is no folder {}: create it first", folder.display()));
     }
     for input in inputs {
         let input = input.as_ref();
@@ -103,7 +115,7 @@ pub(crate) fn check<'a>(
         if is_read_from(file, input) {
             let input = input.display();
             return wrong(format!(
-                "this would be read as text of the input {input}; choose a name outside that folder"
+                "this file would become part of the input {input}; choose a name outside that folder"
             ));
         }
     }
@@ -112,16 +124,14 @@ pub(crate) fn check<'a>(
         found.take(BEGINNING).read_to_end(&mut beginning)?;
         if !beginning.is_empty() && !kind.recognises(&beginning) {
             let kind = kind.name();
-            return wrong(format!(
-                "there is a file of another kind than {kind}; choose another name for the output"
-            ));
+            return wrong(format!("the file exists and is not {kind}; choose another name for the output"));
         }
     }
-    // It vanishes again at once.
+    // Creating a temporary file shows that the folder can be written; it is deleted at once.
     aside_file(folder).map(drop)
 }
 
-/// Whether two names lead to one file, also through links.
+/// Whether two paths name the same file, also through links.
 fn is_same(file: &Path, input: &Path) -> bool {
     #[cfg(unix)]
     {
@@ -141,12 +151,13 @@ fn is_read_from(file: &Path, input: &Path) -> bool {
         && real(file).is_some_and(|here| fs::canonicalize(input).is_ok_and(|there| here.starts_with(there)))
 }
 
-/// Where a file is or will be.
+/// The absolute path of a file that exists or is to be created.
 fn real(file: &Path) -> Option<PathBuf> {
     fs::canonicalize(file).ok().or_else(|| Some(fs::canonicalize(folder(file)).ok()?.join(file.file_name()?)))
 }
 
-/// What became of printing. A reader of stdout who has seen enough is no failure, and no reason to do less.
+/// The result of printing. A closed stdout is not an error: its reader has seen enough, and the rest of the work goes
+/// on.
 pub(crate) fn printed(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -171,7 +182,7 @@ mod tests {
         let (a, books) = (at("books/a.txt"), at("books"));
         assert!(said(&a, Kind::Tokenizer, &[&a]).contains("this is the input"));
         assert!(said(&at("books/../books/a.txt"), Kind::Tokenizer, &[&a]).contains("this is the input"));
-        assert!(said(&at("books/new.txt"), Kind::Tokenizer, &[&books]).contains("read as text of the input"));
+        assert!(said(&at("books/new.txt"), Kind::Tokenizer, &[&books]).contains("become part of the input"));
         assert!(said(&at("books/new.jsonl.gz"), Kind::Tokenizer, &[&books]).contains("outside that folder"));
         assert_eq!(said(&at("books/new.json"), Kind::Tokenizer, &[&books]), "fine");
         assert_eq!(said(&at("b.txt"), Kind::Tokenizer, &[&books]), "fine");
@@ -189,13 +200,12 @@ mod tests {
     fn only_files_of_the_same_kind_are_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out");
-        let tensors = |name: &str| {
-            let header = format!("{{\"{name}\":{{}}}}");
-            [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()
-        };
+        let safetensors = |header: &str| [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+        let tensors = |name: &str| safetensors(&format!("{{\"{name}\":{{}}}}"));
         let tokenizer = br#"{"version":"1.0","added_tokens":[]}"#.to_vec();
         let kinds = [
             (Kind::Tokenizer, tokenizer),
+            (Kind::State, safetensors(r#"{"__metadata__":{"falcon_state":"{}"}}"#)),
             (Kind::State, tensors("positions")),
             (Kind::Scan, tensors("out.o")),
             (Kind::Html, b"<!DOCTYPE html>".to_vec()),
@@ -212,7 +222,7 @@ mod tests {
             }
             for contents in [&b"Once upon a time"[..], &tensors("model.embeddings.weight")] {
                 fs::write(&path, contents).unwrap();
-                assert!(said(&path, *kind, &[]).contains("another kind than"), "{kind:?}");
+                assert!(said(&path, *kind, &[]).contains("the file exists and is not"), "{kind:?}");
             }
             fs::write(&path, "").unwrap();
             assert_eq!(said(&path, *kind, &[]), "fine", "{kind:?} over {} bytes", bytes.len());

@@ -1,41 +1,37 @@
-//! A sign of life for long work.
+//! Progress of long work on stderr.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::LazyLock;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use console::{Term, truncate_str};
+use falcon_lm::monitor::Monitor;
 use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::interrupt::stop_on_interrupt;
 
-/// Where stderr is no terminal, shorter work stays silent.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// And says so often how far it is.
-const PAUSE: Duration = Duration::from_secs(10);
+/// If stderr is not a terminal, the first line is printed after this time, so that short work prints none.
+const FIRST_LINE: Duration = Duration::from_secs(2);
+/// The time between two lines.
+const BETWEEN_LINES: Duration = Duration::from_secs(10);
 
-/// Shows how far some work is, until it is dropped: on a terminal by a bar, below those there are; elsewhere by a plain line now and then.
+/// Shows the progress of some work until it is dropped: on a terminal as a bar, below the bars of other work;
+/// elsewhere as a plain line every few seconds.
 pub(crate) struct Progress {
     bar: ProgressBar,
-    /// Lets go of the thread that writes lines.
+    /// The thread that writes lines, which ends when the sender is dropped.
     lines: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
 impl Progress {
-    /// Work whose end is not known. It is shown at once.
+    /// Work of unknown length, shown at once.
     pub fn spinner(message: impl Into<String>) -> Self {
         Self::new(None, message.into()).ticking()
     }
 
-    /// Work of so many parts. It is shown at once.
-    pub fn bar(length: usize, message: impl Into<String>) -> Self {
-        Self::new(Some(length as u64), message.into()).ticking()
-    }
-
-    /// Work of so many parts that may turn out to be done already: shown when something is said of it.
+    /// Work of `length` parts that may turn out to be done already, shown from its first message on.
     pub fn later(length: u64) -> Self {
         Self::new(Some(length), String::new())
     }
@@ -52,30 +48,25 @@ impl Progress {
     }
 
     fn ticking(self) -> Self {
-        // Elsewhere nobody sees it, and it would take a thread.
+        // Ticking takes a thread, and only a terminal shows it.
         if io::stderr().is_terminal() {
             self.bar.enable_steady_tick(Duration::from_millis(200));
         }
         self
     }
 
-    /// What is being done.
+    /// Sets the description of the current work.
     pub fn message(&self, message: String) {
         self.bar.set_message(message);
         self.bar.tick();
     }
 
-    /// How many parts are done.
+    /// Sets the number of parts done.
     pub fn position(&self, done: u64) {
         self.bar.set_position(done);
     }
 
-    /// One more part is done.
-    pub fn step(&self) {
-        self.bar.inc(1);
-    }
-
-    /// How many parts there are, if that is known by now.
+    /// Sets the number of parts, if it is known by now.
     pub fn length(&self, length: Option<u64>) {
         if self.bar.length() != length {
             self.bar.set_style(style(length));
@@ -83,12 +74,12 @@ impl Progress {
         }
     }
 
-    /// Parts from here on tell how fast it goes.
+    /// Estimates the time left from the parts that follow only.
     pub fn reset_eta(&self) {
         self.bar.reset_eta();
     }
 
-    /// A line that stays.
+    /// Prints a line that stays.
     pub fn say(&self, line: &str) {
         if io::stderr().is_terminal() {
             self.bar.println(line);
@@ -97,13 +88,13 @@ impl Progress {
         }
     }
 
-    /// A line that stays, cut to the width of the terminal if there is one.
+    /// Prints a line that stays, cut to the width of the terminal if there is one.
     pub fn say_in_a_line(&self, line: &str) {
         let width = Term::stderr().size_checked().map_or(usize::MAX, |(_, columns)| columns.into());
         self.say(&truncate_str(line, width, "…"));
     }
 
-    /// Takes it away.
+    /// Removes the bar.
     pub fn clear(&mut self) {
         if let Some((end, thread)) = self.lines.take() {
             drop(end);
@@ -121,24 +112,24 @@ impl Drop for Progress {
 
 fn style(length: Option<u64>) -> ProgressStyle {
     let template = match length {
-        // A message that is too long for the terminal is cut, so that the line does not wrap.
+        // `wide_msg` cuts a message that is too long for the terminal, so that the line does not wrap.
         Some(_) => "{bar:12} {pos}/{len}  {wide_msg} {eta} left",
         None => "{spinner} {wide_msg} {elapsed}",
     };
-    ProgressStyle::with_template(template).expect("a template of ours")
+    ProgressStyle::with_template(template).expect("the template is valid")
 }
 
-/// Writes a line now and then until the sender is dropped; none where no thread can be had.
+/// Writes a line every few seconds until the sender is dropped. None if no thread can be started.
 fn lines(bar: ProgressBar) -> Option<(Sender<()>, JoinHandle<()>)> {
     let (end, ended) = mpsc::channel::<()>();
     let write = move || {
-        let mut pause = PATIENCE;
+        let mut pause = FIRST_LINE;
         while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-            // Of what has not begun there is nothing to say.
+            // Work without a message has not begun.
             if bar.message().is_empty() {
                 continue;
             }
-            pause = PAUSE;
+            pause = BETWEEN_LINES;
             let done = bar.length().map_or(String::new(), |length| format!("{}/{length}  ", bar.position()));
             let (message, time) = (bar.message(), HumanDuration(bar.elapsed()));
             let _ = writeln!(io::stderr(), "{done}{message}  {time}");
@@ -147,23 +138,44 @@ fn lines(bar: ProgressBar) -> Option<(Sender<()>, JoinHandle<()>)> {
     Some((end, std::thread::Builder::new().spawn(write).ok()?))
 }
 
-/// Runs `work`, and shows that it goes on.
+/// Shows a spinner while `work` runs.
 pub fn with_spinner<T>(message: &str, work: impl FnOnce() -> T) -> T {
     let _shown = Progress::spinner(message);
     work()
 }
 
-/// Shows how far a measurement of `name` is; false once it was asked to stop, which says what is done `then`.
-pub(crate) fn measuring(name: &str, then: &'static str) -> impl FnMut(&str, usize, usize) -> bool {
-    // There is nothing to show before it begins.
-    let mut shown = None;
-    move |what, done, all| {
-        let message = format!("{name}: {what}");
-        let shown = shown.get_or_insert_with(|| Progress::spinner(message.clone()));
-        shown.message(message);
-        // Nothing is known at first of how much there is to do.
-        shown.length((all > 0).then_some(all as u64));
-        shown.position(done as u64);
-        !stop_on_interrupt(then).load(Ordering::SeqCst)
+/// A monitor that shows progress as `name: stage`, and cancels after Ctrl-C, which prints `message`.
+pub(crate) fn measuring(name: &str, message: &'static str) -> impl Monitor + 'static {
+    Measuring { name: name.into(), message, shown: None }
+}
+
+struct Measuring {
+    name: String,
+    message: &'static str,
+    /// None before the first stage.
+    shown: Option<Progress>,
+}
+
+impl Monitor for Measuring {
+    fn stage(&mut self, stage: &str) {
+        let message = format!("{}: {stage}", self.name);
+        match &self.shown {
+            None => self.shown = Some(Progress::spinner(message)),
+            Some(shown) => {
+                shown.length(None);
+                shown.message(message);
+            }
+        }
+    }
+
+    fn advance(&mut self, done: usize, total: Option<usize>) {
+        if let Some(shown) = &self.shown {
+            shown.length(total.map(|total| total as u64));
+            shown.position(done as u64);
+        }
+    }
+
+    fn cancelled(&mut self) -> bool {
+        stop_on_interrupt(self.message).requested()
     }
 }

@@ -1,12 +1,13 @@
-//! `falcon report`: runs side by side, as a page.
+//! `falcon report`: compares runs in an HTML page.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use falcon_base::files::write_file;
+use falcon_base::{AtPath, PathError};
+use falcon_lab::report::{ReportError, RunRecord, page};
 use falcon_lm::config::RUN_FILE;
-use falcon_lm::report::{ReportError, RunRecord, page};
-use falcon_nn::write_file;
 use serde_json::json;
 use thiserror::Error;
 
@@ -16,15 +17,16 @@ use crate::output::{self, Kind, printed};
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct ReportArgs {
-    /// Folders of runs, as `falcon train` writes them, or folders that hold such. They may still be going on.
+    /// Folders of runs, as `falcon train` writes them, or folders that contain such folders. The runs may still be in
+    /// progress.
     #[arg(value_name = "RUN", required = true)]
     pub runs: Vec<PathBuf>,
 
-    /// The page to write. It needs no network and no other file.
+    /// The page to write. It is self-contained: it needs neither a network nor other files.
     #[arg(short, long, value_name = "HTML", default_value = "report.html")]
     pub output: PathBuf,
 
-    /// Print one JSON object instead of a line of text.
+    /// Print a JSON object instead of a line of text.
     #[arg(long)]
     pub json: bool,
 }
@@ -35,26 +37,22 @@ EXAMPLES
   falcon report runs/*
   falcon report runs/addition-falcon-3a.3 runs/addition-transformer -o compare.html";
 
-/// Why there is no page.
+/// `falcon report` failed.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum ReportCommandError {
     /// A run cannot be read.
     #[error(transparent)]
     Run(#[from] ReportError),
     /// The page cannot be written.
-    #[error("{}: {error}", path.display())]
-    Page {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
-    /// What was to be printed could not be.
-    #[error("the page is written, but stdout is not: {0}")]
+    #[error(transparent)]
+    Path(#[from] PathError),
+    /// The page was written, but the line about it cannot be printed.
+    #[error("the page is written, but stdout cannot be: {0}")]
     Output(#[from] io::Error),
 }
 
-/// The run in a folder or, as an experiment leaves them, the runs in the folders in it.
+/// The run in a folder or, for the folder of an experiment, all runs in it.
 fn read(folder: &Path) -> Result<Vec<RunRecord>, ReportError> {
     let none = match RunRecord::read(folder) {
         Err(none @ ReportError::NotARun { .. }) => none,
@@ -67,17 +65,16 @@ fn read(folder: &Path) -> Result<Vec<RunRecord>, ReportError> {
     if inside.is_empty() { Err(none) } else { inside.iter().map(|path| RunRecord::read(path)).collect() }
 }
 
-/// Writes the page, and prints where it is.
+/// Writes the page, and prints its path.
 pub fn run(args: &ReportArgs) -> Result<(), ReportCommandError> {
     let path = &args.output;
-    let failed = |error| ReportCommandError::Page { path: path.clone(), error };
-    output::check(path, Kind::Html, &args.runs).map_err(failed)?;
+    output::check(path, Kind::Html, &args.runs).at(path)?;
     let mut runs = Vec::new();
     for folder in &args.runs {
         runs.extend(read(folder)?);
     }
-    write_file(path, page(&runs).as_bytes()).map_err(failed)?;
-    let said = if args.json {
+    write_file(path, page(&runs).as_bytes())?;
+    let line = if args.json {
         let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
         json!({ "page": path.display().to_string(), "runs": names }).to_string()
     } else {
@@ -87,5 +84,5 @@ pub fn run(args: &ReportArgs) -> Result<(), ReportCommandError> {
         };
         format!("{runs} -> {}", path.display())
     };
-    Ok(printed(writeln!(io::stdout(), "{said}"))?)
+    Ok(printed(writeln!(io::stdout(), "{line}"))?)
 }

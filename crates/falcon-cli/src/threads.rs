@@ -1,30 +1,16 @@
-//! Threads to compute with.
+//! Thread pools.
 
-use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
-use thiserror::Error;
+pub use falcon_lab::threads::ThreadsError;
+pub(crate) use falcon_lab::threads::pool;
+use rayon::ThreadPoolBuilder;
 
-/// Threads could not be started.
-#[derive(Debug, Error)]
-#[error("cannot start {threads} threads: {source}; use a smaller --threads")]
-pub struct ThreadsError {
-    /// How many.
-    threads: usize,
-    /// What the system said.
-    source: ThreadPoolBuildError,
-}
-
-/// As many threads as there are cores.
+/// The number of cores.
 pub(crate) fn all_cores() -> usize {
     std::thread::available_parallelism().map_or(1, Into::into)
 }
 
-/// Computes with so many threads from now on, or with all cores.
+/// Sets the number of threads of the whole program; all cores if there is none.
 pub(crate) fn use_threads(threads: Option<usize>) -> Result<(), ThreadsError> {
     let Some(threads) = threads else { return Ok(()) };
     ThreadPoolBuilder::new().num_threads(threads).build_global().map_err(|source| ThreadsError { threads, source })
-}
-
-/// Threads of their own.
-pub(crate) fn pool(threads: usize) -> Result<ThreadPool, ThreadsError> {
-    ThreadPoolBuilder::new().num_threads(threads).build().map_err(|source| ThreadsError { threads, source })
 }

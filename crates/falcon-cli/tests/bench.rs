@@ -1,4 +1,4 @@
-//! `falcon bench`: what it prints, and what it refuses. Speeds are not judged here.
+//! `falcon bench`: its output and its errors. Speeds are not tested here.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -20,7 +20,7 @@ fn serve(requests: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // It may end before it has read everything.
+    // The process may end before it has read everything.
     let _ = process.stdin.take().unwrap().write_all(requests.as_bytes());
     process.wait_with_output().unwrap()
 }
@@ -141,7 +141,7 @@ fn the_impossible_is_refused() {
         &["--tokens", "16777216", "--heads", "1024"],
         &["--scaling", "--tokens", "16777216", "--heads", "1024"],
         &["--decode", "--heads", "1024", "--dims", "1024"],
-        // Each of them alone would do.
+        // Each size alone would fit.
         &["--no-decode", "--heads", "64", "--dims", "512", "--tokens", "8192,8193"],
         &["--scaling", "--heads", "64", "--dims", "512", "--tokens", "8192,8193"],
     ] {
@@ -200,23 +200,23 @@ fn generation_is_timed_after_every_context() {
         assert!(results.iter().all(|result| result["seconds_per_token"].as_f64().unwrap() > 0.0));
     }
     assert_eq!(falcon[0]["state_bytes"], falcon[1]["state_bytes"], "it does not grow");
-    // Two layers of 128 keys and 128 values a token, of the context and of four tokens more.
+    // Two layers with 128 numbers of keys and 128 of values per token, for the context and four more tokens.
     assert_eq!(transformer[1]["state_bytes"], (300 + 4) * 2 * 256 * 4);
-    // Where the system says what is free.
+    // Only if the system reports the free memory.
     if std::path::Path::new("/proc/meminfo").exists() {
         let wide = run(&["--models", "transformer", "--contexts", "1000000000"]);
         assert!(String::from_utf8_lossy(&wide.stdout).contains("too large for this memory"), "{}", said(&wide));
     }
-    // Before anything is measured.
+    // Names are checked before anything is measured.
     let unknown = run(&["--models", "transformer,falcon-9"]);
     assert!(said(&unknown).contains("falcon-9") && unknown.stdout.is_empty());
 }
 
-/// What could not be measured has a row, and takes no other with it.
+/// A context that could not be measured has a row, and does not affect the others.
 #[cfg(unix)]
 #[test]
 fn a_process_that_fails_is_a_row() {
-    // A cache of 400 MB, in a process that may have no more than that in all.
+    // A cache of 400 MB, in a process whose memory is limited to that.
     let script = "ulimit -v 400000; exec \"$@\"";
     let few =
         ["bench", "generate", "--size", "micro", "--contexts", "20,200000", "--tokens", "1", "--threads", "1"];
@@ -234,7 +234,7 @@ fn a_process_that_fails_is_a_row() {
     assert!(said(&ran).contains("error: the process that measures transformer ended early"), "{}", said(&ran));
 }
 
-/// Contexts that are close together are the ones asked for: what is said at one is not part of the next.
+/// Tokens that are generated after one context are not part of the next, even if the contexts are close together.
 #[test]
 fn contexts_are_those_asked_for() {
     let few = ["bench", "generate", "--size", "micro", "--models", "falcon-1a.3", "--contexts", "20,24", "--json"];
@@ -284,7 +284,7 @@ fn batches_that_do_not_fit_are_refused() {
     );
 }
 
-/// A program in the place of PyTorch.
+/// A shell script takes the place of PyTorch.
 #[cfg(unix)]
 #[test]
 fn steps_are_timed_beside_a_peer() {
@@ -315,7 +315,7 @@ fn steps_are_timed_beside_a_peer() {
         assert_eq!(ran.status.code(), Some(2), "{script}");
         assert!(said(&ran).contains(words), "{script}: {}", said(&ran));
     }
-    // Where no terminal shows a bar, what takes long says so all the same; what does not is silent.
+    // Without a terminal, only long work prints lines.
     let slow = with(&format!("sleep 3; {hello}; while read line; do echo 0.5; done"));
     assert_eq!((said(&ran), said(&slow)), (String::new(), "starting PyTorch eager  2 seconds\n".into()));
     let none = train_steps(&["--python", "/nowhere/python"]);

@@ -1,12 +1,13 @@
-//! `falcon reproduce` goes on from records: what they have is not trained again, on whichever machine they were made.
+//! `falcon reproduce` resumes from records: rows that they have are not trained again, on whichever machine they were
+//! made.
 
 use std::fs;
 use std::path::Path;
 use std::process::Output;
 
-use falcon_lm::reproduce::addition::AdditionRecord;
-use falcon_lm::reproduce::language::LanguageRecord;
-use falcon_lm::reproduce::{RESULTS_FILE, Results};
+use falcon_lab::reproduce::RESULTS_FILE;
+use falcon_lab::reproduce::addition::AdditionRecord;
+use falcon_lab::reproduce::language::LanguageRecord;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -19,13 +20,13 @@ fn said(ran: &Output) -> String {
     String::from_utf8_lossy(&ran.stderr).into_owned()
 }
 
-/// Copies a record, and nothing else, to another folder.
+/// Copies the record alone to another folder.
 fn copy_record(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     fs::copy(from.join(RESULTS_FILE), to.join(RESULTS_FILE)).unwrap();
 }
 
-/// Changes a record as a person with an editor would.
+/// Edits a record as JSON.
 fn edit(folder: &Path, change: impl FnOnce(&mut Value)) {
     let path = folder.join(RESULTS_FILE);
     let mut record = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -54,7 +55,7 @@ fn a_record_alone_is_enough_to_go_on() {
         }
     });
     copy_record(&first, &here);
-    // Another row between them: rows stand in the order of --models, wherever they come from.
+    // A new row between them: rows are in the order of --models, wherever they come from.
     let models = ["--models", "retnet,deltanet,falcon-1a.3+train.steps=6"];
     let told = said(&addition(&models, &here));
     let taken = format!(
@@ -72,10 +73,10 @@ fn a_record_alone_is_enough_to_go_on() {
     let page = fs::read_to_string(here.join("table.md")).unwrap();
     let elsewhere = "a machine elsewhere, 3 cores (retnet, falcon-1a.3 train.steps=6); ";
     assert!(page.contains("Trained on 2 machines: ") && page.contains(elsewhere), "{page}");
-    // Trained longer or shorter, it is still the paper's model.
+    // With another number of steps, it is still the paper's model.
     let line = |name: &str| page.lines().find(|line| line.starts_with(&format!("| {name} "))).unwrap().to_string();
     assert!(line("falcon-1a.3 train.steps=6").ends_with("| 99.8 | 85.9 | 100 / 69 |"), "{page}");
-    // By an option, from a folder and from a file, and the first that has a row gives it.
+    // Records are given by a folder and by a file; a row is taken from the first that has it.
     let json = here.join(RESULTS_FILE);
     let from = ["--continue-from", first.to_str().unwrap(), "--continue-from", json.to_str().unwrap()];
     let told = said(&addition(&[&models[..], &from].concat(), &other));
@@ -99,16 +100,16 @@ fn what_is_not_the_same_run_is_trained() {
     let different = "was trained with another configuration or on other data";
     other(&["--set", "train.lr=1e-3"], different);
     other(&["--set", "task.eval_samples=5"], different);
-    // Another seed is nothing to speak of.
+    // A new seed is no reason for a note.
     let _ = fs::remove_dir_all(&here);
     let told = said(&addition(&[&from[..], &["--seeds", "2"]].concat(), &here));
     assert!(told.contains("1 run taken") && !told.contains("again:\n"), "{told}");
     assert_eq!(runs(&here), ["retnet-s1"]);
     edit(&first, |record| record["samples"] = 7.into());
-    other(&[], "was not measured in the way that is asked for now");
+    other(&[], "was not evaluated in the way that is asked for now");
     edit(&first, |record| record["rows"][0]["name"] = "mamba2".into());
     other(&["--models", "mamba2"], different);
-    // A fingerprint that is none, and a folder without a record.
+    // An invalid fingerprint, and a folder without a record.
     edit(&first, |record| record["rows"][0]["origin"]["fingerprint"] = "beef".into());
     let bad = addition(&from, &here);
     let told = String::from_utf8_lossy(&bad.stderr);
@@ -118,7 +119,7 @@ fn what_is_not_the_same_run_is_trained() {
     assert!(String::from_utf8_lossy(&none.stderr).contains("nowhere/results.json"));
 }
 
-/// Records of earlier versions have no fingerprints. Their presets are taken where the record says how they were
+/// Records of earlier versions have no fingerprints. Presets are taken from them if the record says how they were
 /// trained.
 #[test]
 fn old_records_are_taken_where_they_say_enough() {
@@ -141,10 +142,10 @@ fn old_records_are_taken_where_they_say_enough() {
     assert!(said.contains("conv_size=3, seed 0: the row in") && said.contains("has no fingerprint"), "{said}");
     let record = AdditionRecord::read(&folder.path().join("same")).unwrap();
     assert!(record.rows.iter().all(|row| row.origin.is_some()), "what was derived is recorded");
-    // Set for all rows, this is what the first row of the record has anyway, and what others have not.
+    // The first row of the record has this value anyway, but other rows do not.
     let (said, trained) = told("set", &["--models", "deltanet", "--set", "model.conv_size=0"]);
     assert_eq!(trained, ["deltanet-s0"], "{said}");
-    // The same command, but a record that says otherwise of the first row.
+    // The same command, but another configuration of the first row.
     edit(&first, |record| {
         record["config"] = record["config"].as_str().unwrap().replace("\nbatch = 4\n", "\nbatch = 5\n").into();
     });
@@ -153,8 +154,8 @@ fn old_records_are_taken_where_they_say_enough() {
     assert!(said.contains("none can be derived from the record"), "{said}");
 }
 
-/// A record is all there is of rows whose folders are on another machine, and is not written over by an experiment
-/// without them.
+/// Rows whose run folders are on another machine are only in the record, which an experiment without them must not
+/// overwrite.
 #[test]
 fn rows_that_only_a_record_has_are_not_lost() {
     let folder = TempDir::new().unwrap();
@@ -169,35 +170,34 @@ fn rows_that_only_a_record_has_are_not_lost() {
         assert!(!here.join("results.2.json").exists());
         copy_record(&first, &here);
     }
-    // Nothing is kept of what has its folder.
+    // No copy is needed for rows that have a folder.
     said(&addition(&["--models", "retnet"], &first));
     assert!(!first.join("results.1.json").exists());
-    // Nor is the record of another experiment written over.
+    // The record of another experiment is not overwritten either.
     fs::write(here.join(RESULTS_FILE), "{\"rows\": 3}").unwrap();
     let other = addition(&["--models", "mamba2"], &here);
     let told = String::from_utf8_lossy(&other.stderr);
     assert_eq!(other.status.code(), Some(2), "{told}");
-    assert!(told.contains("give --output another folder"), "{told}");
+    assert!(told.contains("choose another folder by --output"), "{told}");
     assert_eq!(fs::read(here.join(RESULTS_FILE)).unwrap(), b"{\"rows\": 3}");
 }
 
-/// The two rows at 32 digits that were recorded before there were fingerprints.
+/// The recorded experiment at 32 digits can be resumed from its record alone, on any machine: the configurations that
+/// `reproduce` makes today have the fingerprints of the recorded rows.
 #[test]
-fn the_record_at_32_digits_can_be_continued() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+fn the_record_at_32_digits_can_be_resumed() {
+    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../results/addition/authors");
     let folder = TempDir::new().unwrap();
-    let args =
-        ["reproduce", "addition", "--scale", "paper", "--models", "falcon-3a.3,falcon-1a.3", "--continue-from"];
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_falcon"));
-    command.args(args).arg(root.join("results/addition/authors")).arg("--output").arg(folder.path());
+    command.args(["reproduce", "addition", "--scale", "paper", "--models", "falcon-3a.3,falcon-1a.3"]);
+    command.arg("--continue-from").arg(&recorded).arg("--output").arg(folder.path());
     let told = said(&command.output().unwrap());
     assert!(told.contains("2 runs taken from"), "{told}");
-    let [old, new] =
-        [root.join("results/addition/authors"), folder.path().into()].map(|f| AdditionRecord::read(&f).unwrap());
-    for (old, new) in old.rows.iter().zip(new.rows.iter().rev()) {
-        assert_eq!((&old.name, old.seconds, &old.widths), (&new.name, new.seconds, &new.widths));
-        let origin = new.origin.as_ref().unwrap();
-        assert_eq!((origin.machine.as_str(), origin.version.as_str()), ("AMD EPYC, 2 cores", "0.1.0"));
+    let recorded = AdditionRecord::read(&recorded).unwrap();
+    let resumed = AdditionRecord::read(folder.path()).unwrap();
+    assert_eq!(resumed.rows.len(), 2);
+    for row in &resumed.rows {
+        assert!(recorded.rows.contains(row), "{} is not the recorded row", row.name);
     }
 }
 
@@ -209,7 +209,7 @@ fn a_search_and_its_rows_are_taken_from_a_record() {
     let args = ["--models", "retnet,falcon-1a.3+train.lr=2e-3", "--search=6", "--data", "eval", "--output"];
     said(&lm(&[&args[..], &["first"]].concat(), folder.path()));
     let first = LanguageRecord::read(&at("first")).unwrap();
-    // The same texts in another place.
+    // The same texts in another folder.
     fs::create_dir(at("moved")).unwrap();
     for name in ["train.txt", "valid.txt", "wiki.txt"] {
         fs::rename(at(name), at("moved").join(name)).unwrap();
@@ -223,28 +223,32 @@ fn a_search_and_its_rows_are_taken_from_a_record() {
     assert!(!moved.join("out/search").exists() && runs(&moved.join("out")).is_empty());
     let now = LanguageRecord::read(&moved.join("out")).unwrap();
     assert_eq!((&now.rows, &now.search), (&first.rows, &first.search));
-    // More is asked than there are answers to, and less.
+    // More evaluations than the record has, and fewer.
     let wiki = [&args[..], &["wiki"], &from[1..], &["--text", "wiki.txt"]].concat();
     let told = said(&lm(&wiki, &moved));
-    assert!(told.contains("8 of 8 trials") && told.contains("was not measured in the way"), "{told}");
+    assert!(told.contains("8 of 8 trials") && told.contains("was not evaluated in the way"), "{told}");
     assert_eq!(runs(&moved.join("wiki")).len(), 2);
     let less = [&args[..], &["less"], &from[1..], &["--shots", "1"]].concat();
     let told = said(&lm(&less, &moved));
     assert!(told.contains("2 runs taken"), "{told}");
     let less = LanguageRecord::read(&moved.join("less")).unwrap();
-    assert!(less.rows.iter().all(|row| row.benchmarks.len() == 9 && row.benchmarks.iter().all(|b| b.shots == 1)));
-    // Another text, whatever its name.
+    assert!(
+        less.rows
+            .iter()
+            .all(|row| row.measured.benchmarks.len() == 9 && row.measured.benchmarks.iter().all(|b| b.shots == 1))
+    );
+    // Another text of the same name.
     fs::write(moved.join("valid.txt"), "snow lies on the field ".repeat(40)).unwrap();
     let told = said(&lm(&[&args[..], &["snow"], &from[1..]].concat(), &moved));
     assert!(!told.contains("trials of the search taken") && told.contains("on other data"), "{told}");
 }
 
-/// What is known of a search is recorded before the first row is.
+/// Trials are recorded before the first row is done.
 #[test]
 fn trials_are_recorded_as_they_end() {
     let folder = TempDir::new().unwrap();
     corpus(folder.path());
-    // The search is done, and the only row cannot begin.
+    // The search succeeds, but the only row cannot start.
     fs::create_dir_all(folder.path().join("out/retnet-s0")).unwrap();
     fs::write(folder.path().join("out/retnet-s0/config.toml"), "not a run").unwrap();
     let args = ["--models", "retnet", "--tokenizer", "bytes", "--search=2", "--output", "out"];

@@ -1,4 +1,4 @@
-//! `falcon export`: what is written, and what is refused. That transformers open it, Python's tests show.
+//! `falcon export`: the files that it writes, and its errors. The Python tests load them with Transformers.
 
 use std::fs;
 use std::path::Path;
@@ -41,7 +41,7 @@ fn a_model_is_written_with_all_that_opens_it() {
     let weights = |folder: &str| fs::read(folder_of(&hf, folder).join(WEIGHTS_FILE)).unwrap();
     assert_eq!(weights("hf"), weights("model"));
     assert!(hf.join("configuration_falcon_fwa.py").is_file() && hf.join("modeling_falcon_fwa.py").is_file());
-    // It is a model as any other, and nothing is left beside it.
+    // The folder is a model like any other, and no temporary folder is left.
     let ran = export(folder.path(), &["hf", "--hf", "again"]);
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
     let mut names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -68,7 +68,7 @@ fn nothing_is_written_over() {
     let folder = TempDir::new().unwrap();
     model(folder.path(), 14);
     for (words, message) in [
-        (["model", "--hf", "model"], "--hf model: is there already"),
+        (["model", "--hf", "model"], "--hf model: exists already"),
         (["nothing", "--hf", "hf"], "nothing: neither a run nor a model"),
         (["model", "--hf", "no/such/hf"], "no/such: No such file"),
     ] {

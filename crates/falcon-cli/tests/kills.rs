@@ -1,8 +1,7 @@
-//! Programs that are killed without warning, at random moments: nothing that was there is lost, nothing that is half
-//! written is taken for whole, and the same command run to its end leaves what it would have left without the kills.
+//! Commands that are killed without warning, at random moments: no earlier file is lost, no half-written file is taken
+//! for a complete one, and running the same command to its end gives the same result as without the kills.
 //!
-//! `FALCON_KILLS` is the number of kills of all tests together; without it, it is enough for every change to be tested
-//! with some.
+//! `FALCON_KILLS` is the number of kills of all tests together. The default is small enough to run with every change.
 
 #![cfg(unix)]
 
@@ -14,9 +13,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use falcon_lm::reproduce::addition::AdditionRecord;
-use falcon_lm::reproduce::language::LanguageRecord;
-use falcon_lm::reproduce::{RESULTS_FILE, Results};
+use falcon_lab::reproduce::addition::Addition;
+use falcon_lab::reproduce::language::Language;
+use falcon_lab::reproduce::{Experiment, ExperimentRecord, RESULTS_FILE};
 use falcon_lm::train::checkpoint_steps;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -25,12 +24,12 @@ mod experiments;
 
 use experiments::{TINY, corpus, result};
 
-/// Kills of all tests together.
+/// The number of kills of all tests together.
 fn kills() -> usize {
     std::env::var("FALCON_KILLS").map_or(60, |number| number.parse().expect("FALCON_KILLS is a number"))
 }
 
-/// Random numbers that are the same every time.
+/// Random numbers from a fixed seed.
 struct Random(u64);
 
 impl Random {
@@ -44,7 +43,7 @@ impl Random {
     }
 }
 
-/// A folder with what a command reads, in `input`, and what it writes, in `work`.
+/// A folder whose subfolder `input` has the files that a command reads, and `work` those that it writes.
 struct Place {
     folder: TempDir,
     args: Vec<String>,
@@ -61,7 +60,7 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// Runs something to its end.
+    /// Runs a command to its end.
     fn prepare(&self, args: &[&str]) {
         ended(&self.command(args).output().unwrap());
     }
@@ -73,8 +72,8 @@ impl Place {
         command
     }
 
-    /// Kills `args` again and again, `share` sixtieths of all kills. `before` is called before a fresh beginning,
-    /// `intact` after every kill with what came of a run without kills, and `result` at the end of all.
+    /// Runs `args` and kills it repeatedly, with `share` sixtieths of all kills. `before` is called before every fresh
+    /// start, `intact` after every kill with the result of a run without kills, and `result` at the end.
     fn kill<T: PartialEq + Debug>(
         mut self,
         args: &[&str],
@@ -110,7 +109,7 @@ impl Place {
                 std::thread::sleep(pause);
                 if process.try_wait().unwrap().is_some() {
                     ended(&process.wait_with_output().unwrap());
-                    // The first run of all may have been slow, and pauses too long for the others.
+                    // The very first run may have been slow, which would make the pauses of later ones too long.
                     usual = if again == 0 { pause.max(usual / 2) } else { usual };
                     break;
                 }
@@ -130,7 +129,7 @@ fn ended(ran: &Output) {
     assert!(ran.status.success(), "{}: {}", ran.status, String::from_utf8_lossy(&ran.stderr));
 }
 
-/// A model that reads text, and text to read.
+/// A model of text, and text to evaluate it on.
 fn with_model() -> Place {
     let place = Place::new();
     let text = "the quick brown fox jumps over the lazy dog, and a dog sleeps under the tree.\n";
@@ -144,10 +143,10 @@ fn with_model() -> Place {
     place
 }
 
-/// A tokenizer that every second round finds where one is to be written.
+/// An older tokenizer, which every second round finds in the place of the output.
 const OLD_TOKENIZER: &[u8] = br#"{"added_tokens": []}"#;
 
-/// The same for a state: a safetensors file with one number.
+/// An older state: a safetensors file with one number.
 fn old_state() -> Vec<u8> {
     let header = br#"{"positions":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
     [&(header.len() as u64).to_le_bytes()[..], header, &[0; 4]].concat()
@@ -161,7 +160,7 @@ fn old_file(name: &'static str, old: Vec<u8>) -> impl Fn(&Path, usize) {
     }
 }
 
-/// A file that is not there, is the old one, or is the whole new one.
+/// Checks that a file is missing, the old one, or the complete new one.
 fn whole_or_old(name: &'static str, old: Vec<u8>) -> impl Fn(&Path, &Vec<u8>) {
     move |work, expected| match fs::read(work.join(name)) {
         Ok(found) => {
@@ -179,7 +178,7 @@ fn file(name: &'static str) -> impl Fn(&Path) -> Vec<u8> {
 fn training() {
     let place = Place::new();
     let args = [&["train"], &TINY[..], &["--set", "train.steps=15", "--run", "work/run"]].concat();
-    // What a checkpoint has is not learnt again: none is lost by a kill.
+    // Steps of a checkpoint are not repeated: a kill loses no checkpoint.
     let saved = Cell::new(0);
     let intact = |work: &Path, _: &_| {
         let steps = checkpoint_steps(&work.join("run")).unwrap_or_default();
@@ -190,7 +189,7 @@ fn training() {
     place.kill(&args, 16, |_, _| saved.set(0), intact, |work| result(&work.join("run")));
 }
 
-/// Files of tokens by name.
+/// The cached token files, by name.
 fn tokens(work: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(work.join("cache")).into_iter().flatten().map(Result::unwrap);
     let named = entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()));
@@ -243,7 +242,7 @@ fn measurements() {
     let place = with_model();
     let args =
         ["eval", "input/run", "-t", "input/book.txt", "-t", "input/other.txt", "-w", "32", "-o", "work/eval.json"];
-    // Every result is kept as it comes: what is there is a part of the whole, and does not become less.
+    // Results are written as they come: the file has a growing part of all results.
     let known = Cell::new(0);
     let intact = |work: &Path, expected: &Vec<u8>| {
         let texts = |bytes: &[u8]| -> Vec<Value> {
@@ -268,13 +267,13 @@ fn states() {
     place.kill(&args, 7, old_file(name, old_state()), whole_or_old(name, old_state()), file(name));
 }
 
-/// The rows of a record in a folder, if it has one, as JSON without times. Nor does the number of threads count: the
-/// last run of an experiment has all of them.
-fn rows<R: Results>(folder: &Path) -> Vec<Value> {
+/// The rows of the record in a folder, if there is one, as JSON without times and without the number of threads,
+/// because the last run of an experiment uses all threads.
+fn rows<E: Experiment>(folder: &Path) -> Vec<Value> {
     if !folder.join(RESULTS_FILE).exists() {
         return Vec::new();
     }
-    let record = serde_json::to_value(R::read(folder).expect("whole")).unwrap();
+    let record = serde_json::to_value(ExperimentRecord::<E>::read(folder).expect("whole")).unwrap();
     let untimed = |mut row: Value| {
         row["seconds"] = 0.into();
         if let Some(threads) = row.get_mut("threads") {
@@ -287,10 +286,10 @@ fn rows<R: Results>(folder: &Path) -> Vec<Value> {
     record["rows"].as_array().unwrap().iter().chain(trials).cloned().map(untimed).collect()
 }
 
-/// A record has only what is right, loses nothing, and the tables beside it are whole.
-fn record_is_whole<R: Results>(known: &Cell<usize>) -> impl Fn(&Path, &Vec<Value>) {
+/// A record has only correct rows and loses none, and the tables next to it are complete.
+fn record_is_whole<E: Experiment>(known: &Cell<usize>) -> impl Fn(&Path, &Vec<Value>) {
     move |work, expected| {
-        let found = rows::<R>(&work.join("out"));
+        let found = rows::<E>(&work.join("out"));
         assert!(found.iter().all(|row| expected.contains(row)), "{found:?}\n{expected:?}");
         assert!(found.len() >= known.get(), "{} of {} rows and trials are left", found.len(), known.get());
         known.set(found.len());
@@ -310,8 +309,8 @@ fn experiments_with_sums() {
     let tiny = tiny.each_ref().map(String::as_str);
     let args = [&args[..], &tiny, &small, &["--set=train.save_every=3", "--output", "work/out"]].concat();
     let known = Cell::new(0);
-    let result = |work: &Path| rows::<AdditionRecord>(&work.join("out"));
-    place.kill(&args, 7, |_, _| known.set(0), record_is_whole::<AdditionRecord>(&known), result);
+    let result = |work: &Path| rows::<Addition>(&work.join("out"));
+    place.kill(&args, 7, |_, _| known.set(0), record_is_whole::<Addition>(&known), result);
 }
 
 #[test]
@@ -324,6 +323,6 @@ fn experiments_with_text_and_a_search() {
         ["reproduce", "lm", "--models", "retnet", "--train", "input/train.txt", "--valid", "input/valid.txt"];
     let args = [&args[..], &tiny, &small, &["--search=2", "--output", "work/out"]].concat();
     let known = Cell::new(0);
-    let result = |work: &Path| rows::<LanguageRecord>(&work.join("out"));
-    place.kill(&args, 7, |_, _| known.set(0), record_is_whole::<LanguageRecord>(&known), result);
+    let result = |work: &Path| rows::<Language>(&work.join("out"));
+    place.kill(&args, 7, |_, _| known.set(0), record_is_whole::<Language>(&known), result);
 }

@@ -1,4 +1,4 @@
-//! From text to text: a tokenizer, a model, its perplexity, benchmarks, and what it says.
+//! Language models from end to end: a tokenizer, a model, its perplexity, benchmarks and generated text.
 
 use std::fs;
 use std::io::Write;
@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A folder with a text, a tokenizer learnt from it and a model that has read it, made once for all tests.
+/// A folder with a text, a tokenizer and a model trained on it, made once for all tests.
 struct House {
     folder: TempDir,
 }
@@ -72,7 +72,7 @@ impl House {
         command.args(args).current_dir(self.folder.path()).env("FALCON_CACHE", self.path(cache));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        // Who does not read it may be gone already.
+        // A command that does not read stdin may have ended already.
         let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
         child.wait_with_output().unwrap()
     }
@@ -117,8 +117,8 @@ fn perplexity_is_counted_whole_and_by_windows() {
     assert_eq!(whole[0]["texts"][0]["bytes"], 3000);
     assert!(of(&whole) < of(&windows), "what came before helps: {} {}", of(&whole), of(&windows));
     let table = house.says(&["eval", "run", "--text", "part.txt", "--output", "kept.json"]);
-    assert!(table.contains("| run   | part.txt | whole |"), "{table}");
-    // Kept, and not measured again: what the file says is what is shown.
+    assert!(table.contains("| run   | part.txt | whole documents |"), "{table}");
+    // Results in the file are not measured again: what it says is what is shown.
     let mut kept: Value = serde_json::from_slice(&fs::read(house.path("kept.json")).unwrap()).unwrap();
     kept[0]["texts"][0]["nats"] = Value::from(3000.0 * 2f64.ln());
     fs::write(house.path("kept.json"), kept.to_string()).unwrap();
@@ -126,8 +126,8 @@ fn perplexity_is_counted_whole_and_by_windows() {
     assert!(again.contains(" 1.0000 |"), "a bit per byte: {again}");
 }
 
-/// Pages are read each by itself, and words and bytes are those of the file: ` = A = ` and what follows, with an
-/// empty word at the beginning and at the end of each page, and without the line end between them.
+/// Every page is read by itself, and words and bytes are those of the file: ` = A = ` and what follows, with an empty
+/// word at the beginning and end of each page, and without the line end between pages.
 #[test]
 fn wikitext_is_detokenized() {
     let house = house();
@@ -144,11 +144,11 @@ fn wikitext_is_detokenized() {
     assert!(plain["fingerprint"] != detokenized["fingerprint"]);
     let kept: Value = serde_json::from_slice(&fs::read(house.path("wiki.json")).unwrap()).unwrap();
     assert_eq!(kept[0]["texts"].as_array().unwrap().len(), 2, "one does not stand for the other: {kept}");
-    assert!(house.says(&joined).contains("| pages |"));
-    assert!(house.says(&[&joined[..], &["--window", "4"]].concat()).contains("| pages by 4 |"));
+    assert!(house.says(&joined).contains("| whole pages |"));
+    assert!(house.says(&[&joined[..], &["--window", "4"]].concat()).contains("| pages in windows of 4 |"));
     house.refuses(
         &["eval", "run", "--text", "part.txt", "--detokenize", "wikitext"],
-        "part.txt is no raw wikitext",
+        "part.txt is not raw wikitext",
     );
 }
 
@@ -196,7 +196,7 @@ fn what_is_read_once_is_asked_many_times() {
         .json(&[&["generate", "run", "the fox", "-n", "15", "--state-out", "half.memory"], &draw[..]].concat());
     let second = house.json(&[&["generate", "run", "-n", "25", "--state-in", "half.memory"], &draw[..]].concat());
     assert_eq!(text(&first) + &text(&second), text(&whole), "as if uninterrupted");
-    // A text that is read once.
+    // A text that is read once and continued from several times.
     house.says(&["generate", "run", "--file", "part.txt", "-n", "0", "--state-out", "book.memory"]);
     let greedy = ["--temperature", "0", "-n", "12"];
     let part = fs::read_to_string(house.path("part.txt")).unwrap() + "the quick";
@@ -228,7 +228,7 @@ fn text_comes_from_everywhere_and_stops() {
     house.refuses(&["generate", "nowhere", "x"], "nowhere: neither a run nor a model");
 }
 
-/// The lines that the help shows are lines of benchmarks.
+/// The lines that the help shows are valid lines of benchmarks.
 #[test]
 fn lines_of_the_help_are_questions() {
     let house = house();
@@ -250,7 +250,7 @@ fn lines_of_the_help_are_questions() {
     assert_eq!(result[0]["benchmarks"].as_array().unwrap().len(), falcon_lm::evaluate::BENCHMARKS.len());
 }
 
-/// Many prompts continue from one state as each would by itself; the prompt is printed if it is asked for.
+/// Many prompts that continue from one state give the same text as each by itself; `--echo` prints the prompts.
 #[test]
 fn a_state_is_continued_by_many_prompts() {
     let house = house();
@@ -279,10 +279,10 @@ fn a_state_is_continued_by_many_prompts() {
     let (whole, (stopped, ended)) = (text(&[]).0, text(&["--stop", "\\n"]));
     assert!(whole.contains('\n') && ended == "stop", "{whole:?}");
     assert_eq!(whole.split('\n').next(), Some(stopped.as_str()));
-    house.refuses(&["generate", "run", "x", "--stop", "\\q"], "stands for nothing");
+    house.refuses(&["generate", "run", "x", "--stop", "\\q"], "unknown escape");
 }
 
-/// The same vocabulary size, and other tokens: refused in a run, and in a copy of its model.
+/// A tokenizer of the same size with other tokens is refused, in a run and in a copy of its model.
 #[test]
 fn a_tokenizer_of_the_same_size_is_refused() {
     let house = house();
@@ -298,7 +298,7 @@ fn a_tokenizer_of_the_same_size_is_refused() {
     house.refuses(&["generate", "exported", "x"], "its tokens mean other text");
 }
 
-/// Sums are text: the default task's model is spoken to in its own characters.
+/// A model of the default task, addition, continues sums.
 #[test]
 fn a_model_of_sums_is_spoken_to() {
     let house = house();
@@ -337,7 +337,7 @@ fn an_interrupt_is_no_failure_and_no_success() {
         command.args(args).current_dir(house.folder.path()).env("FALCON_CACHE", house.path("cache"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().unwrap();
-        // A handler is there as soon as the system says that the signal is caught.
+        // Wait until the system shows that a handler is installed.
         let status = format!("/proc/{}/status", process.id());
         let caught = || {
             let text = fs::read_to_string(&status).unwrap_or_default();
@@ -360,22 +360,22 @@ fn an_interrupt_is_no_failure_and_no_success() {
     }
 }
 
-/// Each of these happens to people.
+/// Common mistakes.
 #[test]
 fn bad_text_and_foreign_tokenizers_are_refused() {
     let house = house();
     fs::write(house.path("empty.txt"), "").unwrap();
     house.refuses(&["eval", "run", "--text", "empty.txt"], "empty.txt has no text");
     fs::write(house.path("latin.txt"), b"caf\xe9 au lait").unwrap();
-    house.refuses(&["eval", "run", "--text", "latin.txt"], "latin.txt: byte 3 is no UTF-8");
-    house.refuses(&["tokenizer", "train", "latin.txt"], "byte 3 is no UTF-8");
+    house.refuses(&["eval", "run", "--text", "latin.txt"], "latin.txt: byte 3 is not UTF-8");
+    house.refuses(&["tokenizer", "train", "latin.txt"], "byte 3 is not UTF-8");
     house.refuses(
         &["eval", "run", "--text", "part.txt", "--tokenizer", "bytes"],
         "the tokenizer has 257 tokens, the model",
     );
     house.says(&["tokenizer", "train", "book.txt", "--size", "280", "--output", "other.json"]);
     house.refuses(&["generate", "run", "x", "--tokenizer", "other.json"], "has 280 tokens, the model");
-    // Another tokenizer in the place of a run's, and the run keeps its own.
+    // The tokenizer's file has been replaced by another; the run keeps its own.
     house.says(&["tokenizer", "train", "house.txt", "--size", "300", "--output", "swapped.json"]);
     copy_folder(&house.path("run"), &house.path("copy"));
     let config = fs::read_to_string(house.path("run/config.toml")).unwrap();
@@ -386,7 +386,7 @@ fn bad_text_and_foreign_tokenizers_are_refused() {
     house.refuses(&swapped, "swapped.json has changed since the run began");
     let tokenizers = ["run", "copy"].map(|run| fs::read(house.path(run).join("tokenizer.json")).unwrap());
     assert_eq!(tokenizers[0], tokenizers[1]);
-    // A damaged cache is made again. One of its own: the other tests are at work in theirs.
+    // A damaged cache is made again. This test has a cache of its own, because other tests use the common one.
     let args = ["eval", "run", "--text", "part.txt", "--json"];
     let before = house.run_with(&args, "", "mine").stdout;
     for entry in fs::read_dir(house.path("mine")).unwrap() {

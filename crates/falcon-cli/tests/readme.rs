@@ -1,5 +1,5 @@
-//! What the README and the help texts tell people to type is typed: commands as they are written, but for less work; and code as it is in
-//! an example that is run.
+//! The commands of the README and the help texts are run as they are written, but with less work, and the code of the
+//! README is compared with examples, which are compiled and run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,24 +10,24 @@ use clap::Parser;
 use falcon_cli::args::Cli;
 use tempfile::TempDir;
 
-/// The test command, which runs this.
+/// The test command of the README, which runs this test too.
 const TESTS: &str = "./test.sh";
-/// What it does for Rust.
+/// The part of it that tests Rust.
 const RUST_TESTS: &str = "cargo test --release --workspace";
-/// How the Python package is installed. The test command does that too, and runs the Python of the pages.
+/// The command that installs the Python package. The test command does that too, and runs the Python code of the pages.
 const INSTALL: &str = "pip install './python[transformers]'";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// What is between ```` ```kind ```` and ```` ``` ````.
+/// The code blocks of a page that begin with ```` ```kind ````.
 fn blocks(page: &str, kind: &str) -> Vec<String> {
     let open = format!("\n```{kind}\n");
     page.split(&open).skip(1).map(|rest| rest.split("\n```").next().unwrap().to_string()).collect()
 }
 
-/// Commands of a page, each with what the page shows of its output.
+/// The commands of a page, each with the lines of output that the page shows.
 fn commands(page: &str) -> Vec<(String, Vec<String>)> {
     let mut all: Vec<(String, Vec<String>)> = Vec::new();
     for line in blocks(page, "console").iter().flat_map(|block| block.lines()) {
@@ -39,7 +39,7 @@ fn commands(page: &str) -> Vec<(String, Vec<String>)> {
     all
 }
 
-/// As it is typed in a test: the program rather than cargo, and little to do.
+/// A command as the test runs it: the program instead of cargo, with options for less work.
 fn smaller(command: &str) -> String {
     let command = command.replace("cargo run --release -- ", "falcon ");
     if let Some((_, example)) = command.split_once(" --example ") {
@@ -56,12 +56,12 @@ fn smaller(command: &str) -> String {
     format!("{command} {less}")
 }
 
-/// What is left of a line when its numbers are taken out.
+/// A line with its numbers replaced, because they differ from run to run.
 fn shape(line: &str) -> String {
     line.split(|c: char| c.is_ascii_digit()).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("#")
 }
 
-/// Programs of the README, the wholes of what it shows parts of, say that they are done.
+/// The programs that the README links to run and print something.
 #[test]
 fn examples_of_the_readme_run() {
     let page = fs::read_to_string(root().join("README.md")).unwrap();
@@ -136,11 +136,11 @@ fn commands_of_the_readme_run() {
     assert_eq!(ci.lines().last(), Some(TESTS), "and it is what is run before a change lands");
 }
 
-/// Code of the README is in an example, line for line: examples are compiled and run.
+/// Every line of the README's code is in an example.
 #[test]
 fn code_of_the_readme_is_run() {
     let page = fs::read_to_string(root().join("README.md")).unwrap();
-    // Spaces align comments on the page and are the formatter's in a file.
+    // White space does not count: the page aligns comments, and the formatter formats the file.
     let lines = |text: &str| -> Vec<String> {
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
         text.lines().map(words).filter(|line| !line.is_empty()).collect()
@@ -155,7 +155,7 @@ fn code_of_the_readme_is_run() {
     assert!(!blocks.is_empty());
     for block in blocks {
         let wanted = lines(&block);
-        // In that order, whatever lies between.
+        // In the same order, with anything in between.
         let missing = |source: &Vec<String>| {
             let mut rest = source.iter();
             wanted.iter().find(|line| !rest.any(|found| found == *line)).cloned()
@@ -168,7 +168,7 @@ fn code_of_the_readme_is_run() {
     }
 }
 
-/// Examples in help texts are commands that there are.
+/// Examples in help texts are valid command lines.
 #[test]
 fn examples_of_help_are_understood() {
     fn collect(command: &clap::Command, lines: &mut Vec<String>) {
@@ -191,7 +191,7 @@ fn examples_of_help_are_understood() {
         if line.starts_with("falcon COMMAND") {
             continue;
         }
-        // What is between quotes is one word; what follows many spaces or `>` says something of the command.
+        // Quoted text is one word; what follows several spaces or `>` is not part of the command.
         let command = line.split("   ").next().unwrap().split(" > ").next().unwrap();
         let words = command.split('"').enumerate().flat_map(|(i, part)| match i % 2 {
             0 => part.split_whitespace().map(String::from).collect::<Vec<_>>(),
@@ -203,7 +203,7 @@ fn examples_of_help_are_understood() {
     }
 }
 
-/// Links between pages, and from pages to the code, lead somewhere.
+/// The targets of all links between pages, and from pages to the code, exist.
 #[test]
 fn links_lead_somewhere() {
     let mut pages = vec![root().join("README.md"), root().join("ARCHITECTURE.md")];
@@ -235,7 +235,7 @@ fn shells_can_complete() {
     }
 }
 
-/// An output that cannot be written is known before the work is done.
+/// An output that cannot be written is refused before the work begins.
 #[test]
 fn outputs_are_checked_first() {
     let folder = TempDir::new().unwrap();
@@ -246,7 +246,7 @@ fn outputs_are_checked_first() {
         assert_eq!(ran.status.code(), Some(2), "{args:?}");
         String::from_utf8_lossy(&ran.stderr).into_owned()
     };
-    let missing = "there is no folder nowhere: make it first";
+    let missing = "there is no folder nowhere: create it first";
     assert!(said(&["tokenizer", "train", "a.txt", "-o", "nowhere/t.json"]).contains(missing));
     assert!(said(&["report", "runs", "-o", "nowhere/r.html"]).contains(missing));
     assert!(said(&["generate", "run", "--state-out", "nowhere/m"]).contains(missing));

@@ -1,21 +1,22 @@
-//! `falcon reproduce`: what it leaves, and what it does not do again. What models learn is not judged here.
+//! `falcon reproduce`: the files it writes, and the work it does not repeat. How well models learn is not tested here.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use falcon_lab::reproduce::addition::{Addition, AdditionRecord};
+use falcon_lab::reproduce::language::{Language, LanguageRecord};
+use falcon_lab::reproduce::{Experiment, ExperimentRecord, RESULTS_FILE};
 use falcon_lm::config::RunConfig;
 use falcon_lm::data::Detokenizer;
-use falcon_lm::reproduce::addition::AdditionRecord;
-use falcon_lm::reproduce::language::LanguageRecord;
-use falcon_lm::reproduce::{RESULTS_FILE, Results};
+use falcon_lm::evaluate::BENCHMARKS;
 use tempfile::TempDir;
 
 mod experiments;
 
 use experiments::{addition, corpus, lm, printed};
 
-/// The cells of a line without what pads them.
+/// The cells of a line, without padding.
 fn cells(line: &str) -> String {
     line.split('|').map(str::trim).collect::<Vec<_>>().join("|")
 }
@@ -33,18 +34,20 @@ fn rows_are_run_once_and_recorded() {
     let record = AdditionRecord::read(folder.path()).unwrap();
     let rows: Vec<(&str, u64)> = record.rows.iter().map(|row| (row.name.as_str(), row.seed)).collect();
     assert_eq!(rows, [("falcon-1a.3", 0), ("falcon-1a.3", 1), ("retnet", 0), ("retnet", 1)]);
-    assert!(record.rows.iter().all(|row| row.widths.len() == 3 && row.seconds > 0.0 && row.best_step <= 12));
-    assert!(record.rows.iter().all(|row| row.exact_validation.is_some()));
+    assert!(
+        record.rows.iter().all(|row| row.measured.widths.len() == 3 && row.seconds > 0.0 && row.best_step <= 12)
+    );
+    assert!(record.rows.iter().all(|row| row.training.exact_validation.is_some()));
     assert!(record.command.contains("--models falcon-1a.3,retnet --seeds 2 --steps 12"), "{}", record.command);
     for file in ["table.md", "curves.svg", "digits.svg", "report.html", "retnet-s1/config.toml"] {
         assert!(folder.path().join(file).exists(), "{file}");
     }
-    // Again: the same numbers, from the same runs.
+    // A second time, the same numbers come from the same runs.
     let metrics = folder.path().join("retnet-s0/metrics.jsonl");
     let before = fs::read(&metrics).unwrap();
     assert_eq!(printed(&addition(&args, folder.path())), first);
     assert_eq!(fs::read(&metrics).unwrap(), before);
-    // Another row beside them, and the table alone.
+    // Other rows in the same folder, and the table made again from the record.
     let more =
         printed(&addition(&["--models", "falcon-1a.3", "--seeds", "1", "--ablation", "timing"], folder.path()));
     assert_eq!(more.matches("| falcon-1a.3 ").count(), 4, "{more}");
@@ -56,7 +59,7 @@ fn rows_are_run_once_and_recorded() {
     assert!(more.starts_with(&printed(&from)), "{more}");
 }
 
-/// Sums can be written otherwise, and are then of many lengths.
+/// Sums can also be written in ways in which their lengths vary.
 #[test]
 fn sums_of_unequal_lengths_are_learnt_and_measured() {
     let folder = TempDir::new().unwrap();
@@ -69,9 +72,9 @@ fn sums_of_unequal_lengths_are_learnt_and_measured() {
         assert!(record.config.contains(line), "{line}: {}", record.config);
     }
     for row in &record.rows {
-        // Sums of 3 digits and less have 4 digits and less, whatever else is asked.
+        // The sum of two numbers of n digits has up to n + 1 digits, whatever the options.
         assert_eq!(
-            row.widths.iter().map(|width| width.digits.len()).collect::<Vec<_>>(),
+            row.measured.widths.iter().map(|width| width.digits.len()).collect::<Vec<_>>(),
             [2, 3, 4],
             "{}",
             row.name
@@ -103,19 +106,20 @@ fn wrong_rows_are_refused_before_anything_is_trained() {
     assert!(String::from_utf8_lossy(&ran.stderr).contains("unknown preset \"falcon-7\""));
     let timeless = addition(&["--models", "transformer", "--ablation", "timing"], &output);
     assert!(
-        String::from_utf8_lossy(&timeless.stderr).contains("a Transformer has no memory to be written earlier")
+        String::from_utf8_lossy(&timeless.stderr).contains("a Transformer has no memory whose timing could vary")
     );
     let none =
         Command::new(env!("CARGO_BIN_EXE_falcon")).args(["reproduce", "addition", "--from", "nowhere"]).output();
     assert!(String::from_utf8_lossy(&none.unwrap().stderr).contains("nowhere/results.json"));
 }
 
-/// Tables and pictures are what their records say.
-fn check_recorded<R: Results>(experiment: &str) {
+/// Recorded tables and pictures are those that the program makes from their records.
+fn check_recorded<E: Experiment>() {
+    let experiment = E::NAME;
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../results").join(experiment);
     for entry in fs::read_dir(&folder).unwrap() {
         let kept = entry.unwrap().path();
-        let record = R::read(&kept).unwrap();
+        let record = ExperimentRecord::<E>::read(&kept).unwrap();
         let again = TempDir::new().unwrap();
         record.write(again.path()).unwrap();
         for name in record.files().into_iter().map(|(name, _)| name).chain([RESULTS_FILE]) {
@@ -127,7 +131,7 @@ fn check_recorded<R: Results>(experiment: &str) {
 
 #[test]
 fn recorded_results_are_what_is_shown() {
-    check_recorded::<AdditionRecord>("addition");
+    check_recorded::<Addition>();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let readme = fs::read_to_string(root.join("README.md")).unwrap();
     for scale in ["quick", "small"] {
@@ -136,7 +140,7 @@ fn recorded_results_are_what_is_shown() {
         let command = format!("falcon reproduce addition --from results/addition/{scale} --into README.md");
         assert_eq!(record.put_into(&readme).unwrap(), readme, "{command}");
     }
-    check_recorded::<LanguageRecord>("lm");
+    check_recorded::<Language>();
     let record = LanguageRecord::read(&root.join("results/lm/small")).unwrap();
     let command = "falcon reproduce lm --from results/lm/small --into README.md";
     assert_eq!(record.put_into(&readme).unwrap(), readme, "{command}");
@@ -149,7 +153,7 @@ fn language_models_are_trained_once_and_measured_in_full() {
     let models = ["--models", "retnet,falcon-1.3", "--tokenizer", "bytes", "--output", "out"];
     let few = printed(&lm(&models, folder.path()));
     assert!(few.contains("| retnet ") && !few.contains("shot") && few.contains("One seed"), "{few}");
-    // More is asked of what was trained.
+    // More evaluations of models that are trained already.
     let metrics = folder.path().join("out/retnet-s0/metrics.jsonl");
     let before = fs::read(&metrics).unwrap();
     let args = [models.as_slice(), &["--text", "wiki.txt", "--detokenize", "wikitext", "--data", "eval"]].concat();
@@ -162,15 +166,20 @@ fn language_models_are_trained_once_and_measured_in_full() {
     let record = LanguageRecord::read(&folder.path().join("out")).unwrap();
     assert_eq!(record.rows.len(), 2);
     for row in &record.rows {
-        assert_eq!((row.texts.len(), row.benchmarks.len(), row.tokens), (2, 18, 12 * 2 * 16), "{}", row.name);
-        // All of the validation text is foretold, not the part that is looked at while training.
-        assert_eq!(row.texts[0].score.bytes, fs::read(folder.path().join("valid.txt")).unwrap().len());
-        // The other is read as WikiText: a page of 1 + 3 + 100 words and an empty one, in which the spaces around
-        // the line ends go.
-        let [plain, wiki] = [&row.texts[0], &row.texts[1]];
+        assert_eq!(
+            (row.measured.texts.len(), row.measured.benchmarks.len(), row.training.tokens),
+            (2, 2 * BENCHMARKS.len(), 12 * 2 * 16),
+            "{}",
+            row.name
+        );
+        // The whole validation text is evaluated, not just the part that is used during training.
+        assert_eq!(row.measured.texts[0].score.bytes, fs::read(folder.path().join("valid.txt")).unwrap().len());
+        // The other text is read as WikiText: a page of 1 + 3 + 100 words and an empty one, without the spaces around
+        // line ends.
+        let [plain, wiki] = [&row.measured.texts[0], &row.measured.texts[1]];
         assert_eq!((plain.detokenizer, wiki.detokenizer), (None, Some(Detokenizer::WikiText)));
         assert_eq!((wiki.score.words, wiki.score.bytes - wiki.score.tokens), (105, 3));
-        assert_eq!(row.curve.iter().map(|(tokens, _)| *tokens).collect::<Vec<_>>(), [192, 384]);
+        assert_eq!(row.measured.curve.iter().map(|(tokens, _)| *tokens).collect::<Vec<_>>(), [192, 384]);
     }
     let command = &record.command;
     assert!(
@@ -194,18 +203,18 @@ fn a_tokenizer_is_learnt_where_none_is_given() {
     let none = lm(&["--data", "nowhere", "--output", "other"], folder.path());
     assert!(String::from_utf8_lossy(&none.stderr).contains("nowhere/lambada_openai.jsonl"));
     let seen = lm(&["--text", "train.txt", "--output", "other"], folder.path());
-    assert!(String::from_utf8_lossy(&seen.stderr).contains("train.txt is in --train too"));
+    assert!(String::from_utf8_lossy(&seen.stderr).contains("train.txt is also in --train"));
     assert!(!folder.path().join("other").exists(), "nothing is done before that is known");
-    // Where things are is not in what is recorded.
+    // The record does not have the path of the output folder.
     let record = LanguageRecord::read(&folder.path().join("out")).unwrap();
     assert!(record.config.contains("tokenizer = \"tokenizer.json\""), "{}", record.config);
-    // Another text has another tokenizer.
+    // A tokenizer is not used for another text.
     fs::write(folder.path().join("train.txt"), "snow lies on the field ".repeat(300)).unwrap();
     let other = lm(&["--models", "retnet", "--output", "out"], folder.path());
-    assert!(String::from_utf8_lossy(&other.stderr).contains("learnt from another text"));
+    assert!(String::from_utf8_lossy(&other.stderr).contains("this tokenizer was trained on other text"));
 }
 
-/// What is recorded is what was given, but for where a tokenizer was learnt.
+/// Paths are recorded as they were given, except for that of a tokenizer that was trained here.
 #[test]
 fn paths_are_recorded_as_they_are() {
     let folder = TempDir::new().unwrap();
@@ -224,7 +233,7 @@ fn paths_are_recorded_as_they_are() {
     }
 }
 
-/// Every point of the grid is tried once, by a seed of its own, and the rows take the best of them.
+/// Every point of the grid is tried once, with the seed of the search, and the rows use the best of them.
 #[test]
 fn settings_are_searched_for_once_and_recorded() {
     let folder = TempDir::new().unwrap();
@@ -258,7 +267,7 @@ fn settings_are_searched_for_once_and_recorded() {
     assert_eq!((trial.train.seed, trial.train.schedule.lr, trial.model.initializer_range), (1000, 2e-3, 0.02));
     let page = fs::read_to_string(at("table.md")).unwrap();
     assert!(page.contains("| search: validation loss after 6 steps | learning rate |"), "{page}");
-    // Again: nothing is done twice. With a learning rate that was not chosen, the runs there are others.
+    // A second time, nothing is trained again. With another learning rate, the existing runs cannot be used.
     let metrics = at("search/retnet-lr2e-3-emb0.02/metrics.jsonl");
     let before = fs::read(&metrics).unwrap();
     assert_eq!(printed(&lm(&args, folder.path())), shown);
@@ -269,7 +278,7 @@ fn settings_are_searched_for_once_and_recorded() {
     assert!(String::from_utf8_lossy(&both.stderr).contains("cannot be used with"));
 }
 
-/// An interrupt while something is searched for is no failure, and begins no row.
+/// An interrupt during the search is not a failure, and no row is started.
 #[cfg(unix)]
 #[test]
 fn an_interrupt_saves_the_search() {
@@ -296,12 +305,12 @@ fn an_interrupt_saves_the_search() {
     let ran = process.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&ran.stderr);
     assert_eq!(ran.status.code(), Some(130), "{said}");
-    assert!(said.contains("interrupted and saved: the same command goes on"), "{said}");
+    assert!(said.contains("interrupted; all progress is saved, and the same command resumes"), "{said}");
     assert_eq!(fs::read_dir(trial.join("checkpoints")).unwrap().count(), 1);
     assert!(!folder.path().join("out/retnet-s0").exists());
 }
 
-/// A model that no point suits does not take the others with it.
+/// The search of one model may fail without affecting the others.
 #[test]
 fn what_diverges_everywhere_is_told() {
     let folder = TempDir::new().unwrap();
@@ -314,7 +323,7 @@ fn what_diverges_everywhere_is_told() {
     let record = LanguageRecord::read(&folder.path().join("out")).unwrap();
     assert_eq!((record.rows.len(), record.planned), (1, Some(2)));
     let search = record.search.as_ref().unwrap();
-    // As long as the runs are, though 250 steps were asked for.
+    // The trials are as long as the runs, although 250 steps are the default.
     assert_eq!((search.models[0].chosen, search.steps), (None, 12));
     let page = fs::read_to_string(folder.path().join("out/table.md")).unwrap();
     assert!(page.contains("| retnet train.lr=1e38 | – | – | diverged | diverged | – | – |"), "{page}");
@@ -339,7 +348,7 @@ fn timings_of_language_models_share_a_search() {
     assert!(printed(&cost).contains("1 seed(s) per row and the search: "));
 }
 
-/// Killed without warning, what is done by then is in the record, and says that it is not all.
+/// After a kill, the record has the runs that were done, and says that it is partial.
 #[cfg(unix)]
 #[test]
 fn a_part_of_an_experiment_is_recorded() {
@@ -352,7 +361,7 @@ fn a_part_of_an_experiment_is_recorded() {
         command
     };
     let mut process = command().stderr(std::process::Stdio::null()).spawn().unwrap();
-    // The last file of a record.
+    // This file is written last.
     while !folder.path().join("digits.svg").exists() {
         assert!(process.try_wait().unwrap().is_none(), "it ended by itself");
         std::thread::sleep(std::time::Duration::from_millis(2));
@@ -363,7 +372,7 @@ fn a_part_of_an_experiment_is_recorded() {
     assert_eq!((record.rows.len(), record.planned), (1, Some(2)));
     let page = || fs::read_to_string(folder.path().join("table.md")).unwrap();
     assert!(page().contains("**Partial: 1 of 2 runs are done.**"), "{}", page());
-    // Made again from the record, it says so too.
+    // Tables made again from the record say so too.
     let mut from = Command::new(env!("CARGO_BIN_EXE_falcon"));
     let again = printed(&from.args(["reproduce", "addition", "--from"]).arg(folder.path()).output().unwrap());
     assert!(again.starts_with("**Partial: 1 of 2 runs are done.**"), "{again}");
@@ -373,7 +382,7 @@ fn a_part_of_an_experiment_is_recorded() {
     assert!(!page().contains("Partial"), "{}", page());
 }
 
-/// Tables are put into a page, between their lines and nowhere else.
+/// Tables are put between their markers, and the rest of the page is unchanged.
 #[test]
 fn tables_are_put_into_a_page() {
     let folder = TempDir::new().unwrap();
@@ -414,7 +423,7 @@ fn an_interrupt_saves_all_rows() {
         "--set=train.batch=4",
         "--steps=100000",
     ]);
-    // The only checkpoint is that of the interrupt, however fast a row is.
+    // No checkpoint is written before the interrupt, however fast a row is.
     command.args(["--set=train.save_every=100000", "--set=train.eval_every=100000"]);
     let mut process =
         command.arg("--output").arg(folder.path()).stderr(std::process::Stdio::piped()).spawn().unwrap();
@@ -428,13 +437,13 @@ fn an_interrupt_saves_all_rows() {
     let ran = process.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&ran.stderr);
     assert_eq!(ran.status.code(), Some(130), "{said}");
-    assert!(said.contains("interrupted and saved: the same command goes on"), "{said}");
+    assert!(said.contains("interrupted; all progress is saved, and the same command resumes"), "{said}");
     for row in ["retnet-s0", "falcon-1a.3-s0"] {
         assert_eq!(fs::read_dir(folder.path().join(row).join("checkpoints")).unwrap().count(), 1, "{row}");
     }
 }
 
-/// Of every row that fails one learns, wherever it is.
+/// Every row that fails is reported.
 #[test]
 fn all_failures_are_told() {
     let folder = TempDir::new().unwrap();
@@ -448,7 +457,7 @@ fn all_failures_are_told() {
     assert!(said.contains("warning: falcon-1a.3, seed 0") && said.contains("error: retnet, seed 0"), "{said}");
 }
 
-/// A row that fails does not take the others with it.
+/// A row that fails does not keep the others from running.
 #[test]
 fn the_others_are_run() {
     let folder = TempDir::new().unwrap();

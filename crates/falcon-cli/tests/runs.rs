@@ -1,4 +1,4 @@
-//! Runs that are continued, extended, edited, moved, removed, and started from other models.
+//! Runs that are resumed, extended, edited, moved, removed, and started from other models.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use falcon_lm::train::{Record, checkpoint_steps, read_metrics};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A model that takes milliseconds a step.
+/// A model that takes milliseconds per step.
 const TINY: &str = "--set model.hidden_size=16 --set model.num_heads=2 --set model.num_hidden_layers=1 \
                     --set model.intermediate_size=16 --set train.warmup=2 --set train.eval_every=10 \
                     --set train.save_every=5 --threads 1";
@@ -30,7 +30,7 @@ fn said(ran: &Output) -> String {
     String::from_utf8_lossy(&ran.stderr).into_owned()
 }
 
-/// The summary of a run that ended well.
+/// The summary of a successful run.
 fn done(folder: &Path, arguments: &str) -> Value {
     let ran = train(folder, &format!("{arguments} --json"));
     assert!(ran.status.success(), "{arguments}: {}", said(&ran));
@@ -54,20 +54,20 @@ fn a_run_is_extended_and_adjusted() {
     let folder = TempDir::new().unwrap();
     let (root, run) = (folder.path(), folder.path().join("run"));
     done(root, &format!("{TINY} {SUMS} --steps 20 --lr 1e-2 --run run"));
-    // Only what is given is compared, and not the defaults of what is not.
+    // Only keys that are given are compared, not the defaults of the others.
     assert_eq!(done(root, "--run run")["steps_now"], 0);
     assert_eq!(done(root, "--run run --set train.keep=3")["steps_now"], 0);
     let ran = train(root, "--run run --steps 40");
     let text = said(&ran);
     assert!(ran.status.success() && text.contains("from step 21 on, train.steps is 40; it was 20"), "{text}");
-    // 18 steps after the warm-up of 2, half of a cosine: between the highest rate and the lowest.
+    // 18 steps after the warm-up of 2, in the middle of the cosine: between the highest learning rate and the lowest.
     let all = rates(&run);
     assert_eq!(all.len(), 40);
     assert!(all[19] < 1e-3 && all[20] > 5e-3 && all[39] < 1e-3, "{all:?}");
     let shown = [format!("{:.2e}", all[19]), format!("{:.2e}", all[20]), format!("{:.2e}", all[39])];
     assert!(shown.iter().all(|rate| text.contains(rate)), "{shown:?}: {text}");
     assert!(fs::read_to_string(run.join("config.toml")).unwrap().contains("\nsteps = 40\n"));
-    // What decides the order of the data or the shape of the model cannot change, nor can the past.
+    // Keys that decide the data or the shape of the model cannot change, and neither can steps that are done.
     for (given, words) in [
         ("--batch 8", "train.batch is 4 in the run, 8 here"),
         ("--set train.seed=1", "train.seed is 0 in the run, 1 here"),
@@ -83,7 +83,7 @@ fn a_run_is_extended_and_adjusted() {
     assert_eq!(checkpoint_steps(&run).unwrap().last(), Some(&40));
 }
 
-/// A folder that was not named is not changed by what was meant for a new run.
+/// The run in the default folder is not changed by arguments that were meant for a new run.
 #[test]
 fn the_default_folder_is_continued_as_it_is() {
     let folder = TempDir::new().unwrap();
@@ -134,7 +134,7 @@ fn a_folder_that_disappears_is_an_error() {
         assert!(words.iter().any(|words| said(&ran).contains(words)), "{}", said(&ran));
         let _ = fs::remove_dir_all(&run);
     }
-    // A folder that was moved is a run.
+    // A folder that was moved still is a run.
     let last = *checkpoint_steps(&root.join("moved")).unwrap().last().unwrap();
     let summary = done(root, &format!("--run moved --steps {}", last + 3));
     assert_eq!(summary["step"], last + 3);
@@ -159,7 +159,7 @@ fn files_of_the_user_survive_pruning() {
     assert!(!steps.contains(&3) && !steps.contains(&4), "{steps:?}");
 }
 
-/// Sentences of few words, so that a vocabulary is soon learnt.
+/// Sentences of few words, so that a small vocabulary is enough.
 fn write_book(folder: &Path) {
     let text = "the quick brown fox jumps over the lazy dog. a dog sleeps; the fox is gone.\n".repeat(100);
     fs::write(folder.join("book.txt"), text).unwrap();
@@ -184,19 +184,19 @@ fn a_run_starts_from_another_model() {
         };
         records.iter().find_map(at).unwrap()
     };
-    // The same vocabulary: training goes on where it was.
+    // The same vocabulary: training continues with the weights.
     done(root, &format!("{TEXT} --init-from first --steps 3 --set train.warmup=1 --run same"));
     assert!(loss("same", 1) < 0.7 * loss("first", 1), "{} and {}", loss("same", 1), loss("first", 1));
-    // Another one: rows of the bytes are kept, rows of words are new.
+    // Another vocabulary: the embeddings of bytes are kept, those of words are new.
     let ran =
         train(root, &format!("{TEXT} --init-from first --steps 3 --set task.tokenizer=words.json --run other"));
     assert!(ran.status.success(), "{}", said(&ran));
     assert!(said(&ran).contains("257 of 280 rows of the embedding are those of its tokens"), "{}", said(&ran));
     assert!(said(&ran).contains("23 new tokens, such as \""), "{}", said(&ran));
-    // Sums have tokens of their own.
+    // Addition has a vocabulary of its own.
     let ran = train(root, &format!("--task addition {SUMS} --init-from first --steps 3 --run sums"));
     assert!(ran.status.success(), "{}", said(&ran));
-    // A run that was killed at once depends on its source no more.
+    // A run that was killed right after its start no longer needs the model it started from.
     fs::rename(root.join("first"), root.join("elsewhere")).unwrap();
     fs::remove_dir_all(root.join("same/checkpoints/step-000003")).unwrap();
     assert_eq!(done(root, "--run same")["step"], 3);
@@ -211,7 +211,7 @@ fn a_run_starts_from_another_model() {
     }
 }
 
-/// A run is its folder: not where it was started, nor where its tokenizer was.
+/// A run needs only its folder: neither the place where it was started nor the file of its tokenizer.
 #[test]
 fn a_run_is_portable() {
     let folder = TempDir::new().unwrap();
@@ -225,7 +225,7 @@ fn a_run_is_portable() {
     fs::remove_file(here.join("words.json")).unwrap();
     fs::rename(here.join("run"), there.join("moved")).unwrap();
     assert_eq!(done(&there, "--run moved --steps 20")["step"], 20);
-    // Text that has moved is found by its name, and known by what is in it.
+    // Text that has moved is given by its new name and recognised by its content.
     fs::rename(here.join("book.txt"), there.join("tome.txt")).unwrap();
     assert_eq!(done(folder.path(), "--run there/moved --steps 30 --set task.train=there/tome.txt")["step"], 30);
     fs::write(there.join("other.txt"), "another story altogether. ".repeat(200)).unwrap();
@@ -233,7 +233,7 @@ fn a_run_is_portable() {
     assert!(text.contains("has changed since the run began"), "{text}");
 }
 
-/// The estimate is good enough to tell what fits from what does not.
+/// The estimate is accurate enough to decide whether a run fits into memory.
 #[cfg(target_os = "linux")]
 #[test]
 fn memory_is_estimated_and_checked() {
@@ -264,7 +264,7 @@ fn memory_is_estimated_and_checked() {
     assert!(String::from_utf8_lossy(&shown.stdout).starts_with("# memory: about "), "{}", said(&shown));
 }
 
-/// What a person sees: a few lines, cut to the terminal's width, every measurement once.
+/// A terminal shows a few lines, cut to its width, and every evaluation once.
 #[cfg(target_os = "linux")]
 #[test]
 fn the_terminal_is_used_well() {

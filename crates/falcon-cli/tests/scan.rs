@@ -1,5 +1,5 @@
-//! `falcon scan` as a program: what it prints, its exit codes, and that bad input leaves nothing behind. What files may hold
-//! is tested in `falcon-scan`.
+//! `falcon scan` as a program: its output, its exit codes, and that bad input leaves no files behind. `falcon-scan`
+//! tests the contents of files.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -12,7 +12,7 @@ fn golden_path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("../../golden/{name}.safetensors"))
 }
 
-/// The file that the library makes of a golden case.
+/// The output that the library makes from a golden case.
 fn expected(name: &str, options: &Options) -> Vec<u8> {
     let found = falcon_scan::run(&std::fs::read(golden_path(name)).unwrap(), options).unwrap();
     found.tensors.to_bytes(&found.meta).unwrap()
@@ -40,8 +40,8 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// A file that cannot be run ends with exit code 2, one line on stderr that names the file, and no trace of an output:
-/// neither a new file nor a change to one that was there.
+/// A file that cannot be run ends with exit code 2, one line on stderr that names the file, and neither a new output
+/// file nor a change of an existing one.
 #[test]
 fn a_refused_file_leaves_no_trace() {
     let whole = std::fs::read(golden_path("falcon3_continuation")).unwrap();
@@ -50,7 +50,7 @@ fn a_refused_file_leaves_no_trace() {
         let folder = TempDir::new().unwrap();
         let [input, fresh, old] = ["in", "fresh", "old"].map(|name| folder.path().join(name));
         std::fs::write(&input, bytes).unwrap();
-        // Results of an earlier scan: nothing else would be replaced anyway.
+        // The results of an earlier scan, because no other file would be replaced.
         std::fs::write(&old, &whole).unwrap();
         for output in [&fresh, &old] {
             let ran = falcon(&["scan", path(&input), "--output", path(output), "--grad"]);
@@ -101,10 +101,11 @@ fn the_output_replaces_neither_the_input_nor_other_files() {
     let folder = TempDir::new().unwrap();
     let [file, other] = ["case", "weights"].map(|name| folder.path().join(name));
     std::fs::copy(golden_path("falcon3_continuation"), &file).unwrap();
-    // A safetensors file, but no results of a scan.
+    // A safetensors file that is not the result of a scan.
     let header = br#"{"weight":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
     std::fs::write(&other, [&(header.len() as u64).to_le_bytes()[..], header, &[0; 4]].concat()).unwrap();
-    for (output, word) in [(&file, "this is the input"), (&other, "another kind than results of a scan")] {
+    for (output, word) in [(&file, "this is the input"), (&other, "the file exists and is not results of a scan")]
+    {
         let before = std::fs::read(output).unwrap();
         let ran = falcon(&["scan", path(&file), "--output", path(output)]);
         let error = text(&ran.stderr);
@@ -180,14 +181,14 @@ fn bad_paths_are_refused() {
             assert!(error.contains(word), "{error:?} lacks {word:?}");
         }
     };
-    attempt(&input, folder.path(), &["a folder", "give another name"]);
-    attempt(&input, &folder.path().join("missing/out"), &["there is no folder", "missing: make it first"]);
+    attempt(&input, folder.path(), &["a folder", "choose another name"]);
+    attempt(&input, &folder.path().join("missing/out"), &["there is no folder", "missing: create it first"]);
     attempt(&folder.path().join("absent"), &folder.path().join("out"), &["cannot read", "absent"]);
     attempt(folder.path(), &folder.path().join("out"), &["cannot read"]);
     assert!(names(folder.path()).is_empty());
     #[cfg(unix)]
     {
-        // Stands for /dev/null, which a test had better not touch: renaming over it would replace it.
+        // In place of /dev/null, which a failing test would replace.
         let socket = folder.path().join("socket");
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         attempt(&input, &socket, &["device"]);

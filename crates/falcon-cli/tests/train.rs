@@ -1,4 +1,4 @@
-//! `falcon train`: runs that end, are stopped, and go wrong. Those that are killed are in `kills.rs`.
+//! `falcon train`: runs that finish, are interrupted, and fail. `kills.rs` has runs that are killed.
 
 use std::fs;
 use std::path::Path;
@@ -55,7 +55,7 @@ fn a_run_ends_with_a_model_and_its_records() {
     let best = done["best"]["step"].as_u64().unwrap();
     let steps = checkpoint_steps(&run).unwrap();
     assert!(steps.contains(&best) && steps.contains(&40) && steps.len() <= 3, "{steps:?} with {best} the best");
-    // A page about it, and about two.
+    // A report on one run, and on two.
     let page = folder.path().join("page.html");
     let report = |runs: &[&Path]| falcon().arg("report").args(runs).arg("-o").arg(&page).output().unwrap();
     assert!(report(&[&run, &run]).status.success());
@@ -67,7 +67,7 @@ fn a_run_ends_with_a_model_and_its_records() {
     assert_eq!((&json["page"], json["runs"].as_array().unwrap().len()), (&page.to_str().unwrap().into(), 1));
     let nothing = report(&[&folder.path().join("none")]);
     assert!(said(&nothing).contains("none: not a run"), "{}", said(&nothing));
-    // The same again has nothing to do, another configuration is refused, and the folder alone is enough.
+    // The same command has nothing left to do, another configuration is refused, and the folder alone is enough.
     assert_eq!(summary(&train(&run, &[]))["steps_now"], 0);
     let refused = train(&run, &["--set", "train.batch=5"]);
     assert!(!refused.status.success() && said(&refused).contains("train.batch is 4 in the run, 5 here"));
@@ -82,7 +82,7 @@ fn resuming_does_not_depend_on_threads_or_parts() {
     summary(&train(&one, &["--threads", "1"]));
     summary(&train(&two, &["--threads", "2"]));
     assert_eq!(result(&one), result(&two));
-    // Parts of a batch add up to the whole, but for rounding.
+    // Accumulating over parts of a batch gives the same result up to rounding.
     let parts = folder.path().join("parts");
     summary(&train(&parts, &["--set", "train.accumulate=3"]));
     let losses = |run: &Path| -> Vec<f64> {
@@ -107,7 +107,7 @@ fn an_interrupt_saves() {
         assert!(process.try_wait().unwrap().is_none(), "it ended by itself");
         std::thread::sleep(Duration::from_millis(5));
     }
-    // While it goes, no one else may write there.
+    // While the run goes on, its folder is locked.
     let second = train(&run, &more);
     assert!(said(&second).contains("another process") && said(&second).contains(&process.id().to_string()));
     assert!(Command::new("kill").arg("-INT").arg(process.id().to_string()).status().unwrap().success());
@@ -139,13 +139,13 @@ fn a_damaged_checkpoint_is_passed_over() {
         assert!(summary(&ran)["steps_now"].as_u64().unwrap() >= 1, "from an earlier one");
         assert_eq!(result(&run), expected, "{file}");
     }
-    // A file that is gone, and one cut short.
+    // A missing file, and a truncated one.
     fs::remove_file(run.join("checkpoints/step-000040/model.safetensors")).unwrap();
     summary(&train(&run, &[]));
     fs::write(run.join("checkpoints/step-000040/optimizer.safetensors"), [1, 2, 3]).unwrap();
     summary(&train(&run, &[]));
     assert_eq!(result(&run), expected);
-    // With no good one left there is nothing to go on from, and no run is begun again unasked.
+    // Without any intact checkpoint the run cannot be resumed, and it is not silently started again.
     for step in checkpoint_steps(&run).unwrap() {
         fs::remove_file(run.join(format!("checkpoints/step-{step:06}/SHA256SUMS"))).unwrap();
     }
@@ -171,7 +171,7 @@ fn a_bad_loss_names_the_step_and_the_tensor() {
     assert!(said.contains("checkpoints/step-000001"), "the checkpoint before: {said}");
     let records = read_metrics(&run.join("metrics.jsonl")).unwrap();
     assert!(matches!(records.last(), Some(Record::Stop(stop)) if stop.reason.contains("first bad tensor")));
-    // A spike: finite, but worse than guessing and far from what it was.
+    // A spike: the loss is finite, but worse than guessing and far above its recent value.
     let run = folder.path().join("spike");
     let more =
         ["--set", "train.lr=3", "--set", "train.warmup=0", "--set", "train.spike=1.5", "--set", "train.steps=400"];
@@ -179,7 +179,7 @@ fn a_bad_loss_names_the_step_and_the_tensor() {
     let said = self::said(&ran);
     assert!(
         said.contains("the loss jumped to")
-            && (said.contains("grown out of measure is") || said.contains("has grown most is")),
+            && (said.contains("grown far beyond its size is") || said.contains("has grown most is")),
         "{said}"
     );
 }
@@ -192,7 +192,7 @@ fn a_disk_that_is_full_loses_nothing() {
     summary(&train(&run, &["--set", "train.keep=3"]));
     let expected = result(&run);
     fs::remove_dir_all(run.join("checkpoints/step-000040")).unwrap();
-    // No file may grow beyond 8 KiB: as a full disk, an error where it is written.
+    // No file may grow beyond 8 KiB: like a full disk, this is an error of writing.
     let script = "ulimit -f 8; exec \"$@\"";
     let limited = |run: &Path| {
         let inner = command(run, &["--set", "train.keep=3"]);
@@ -203,7 +203,7 @@ fn a_disk_that_is_full_loses_nothing() {
     let ran = limited(&run);
     assert_eq!(ran.status.code(), Some(2), "{}", said(&ran));
     assert!(said(&ran).contains("File too large"), "{}", said(&ran));
-    // Where the space has come back, the run goes on.
+    // The run is resumed when there is space again.
     summary(&train(&run, &["--set", "train.keep=3"]));
     assert_eq!(result(&run), expected);
     let fresh = folder.path().join("fresh");
@@ -240,15 +240,15 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
     let config = falcon().args(["train", "nowhere.toml"]).output().unwrap();
     assert!(said(&config).contains("nowhere.toml: No such file"));
     assert!(!run.exists());
-    // A folder of something else, and a place where none can be.
+    // A folder that holds something else, and a path where no folder can be.
     fs::write(folder.path().join("letter.txt"), "dear").unwrap();
     let foreign = train(folder.path(), &[]);
-    assert!(said(&foreign).contains("is no run"), "{}", said(&foreign));
+    assert!(said(&foreign).contains("is not a run"), "{}", said(&foreign));
     let below = train(&folder.path().join("letter.txt/run"), &[]);
     assert!(said(&below).contains("Not a directory"), "{}", said(&below));
 }
 
-/// Whoever reads what is printed decides nothing about what is trained.
+/// A closed stdout does not end the training.
 #[cfg(unix)]
 #[test]
 fn a_closed_stdout_stops_no_training() {
@@ -274,7 +274,7 @@ fn threads_that_cannot_be_started_are_told() {
     let mut generate = falcon();
     generate.args(["bench", "generate", "--measure", "--size", "micro", "--threads", "1024"]);
     for mut program in [command(&run, &["--threads", "1024"]), bench, generate] {
-        // More addresses for a stack than there are.
+        // Stacks larger than the address space.
         let ran = program.env("RUST_MIN_STACK", (1u64 << 47).to_string()).output().unwrap();
         assert_eq!(ran.status.code(), Some(2), "{program:?}: {}", said(&ran));
         let said = said(&ran);
@@ -286,14 +286,14 @@ fn threads_that_cannot_be_started_are_told() {
     assert!(!run.exists());
 }
 
-/// The file in the help is one, with every key there is.
+/// The configuration file in the help is valid, and has every key.
 #[test]
 fn the_complete_file_is_complete() {
     let folder = TempDir::new().unwrap();
     let help = falcon().args(["train", "--help"]).output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
-    let (_, files) = help.split_once("A COMPLETE FILE").unwrap();
-    let (files, _) = files.split_once("A RUN'S FOLDER").unwrap();
+    let (_, files) = help.split_once("A COMPLETE CONFIGURATION FILE").unwrap();
+    let (files, _) = files.split_once("THE FOLDER OF A RUN").unwrap();
     let (addition, text) = files.split_once("For text").unwrap();
     let (words, text) = text.split_at(text.find("[task]").unwrap());
     let resolve = |file: &str| -> Value {
@@ -314,7 +314,7 @@ fn the_complete_file_is_complete() {
     shown(addition, &resolved["train"]);
     let of_text = resolve(text);
     shown(text, &of_text["task"]);
-    // What is said of the defaults.
+    // The defaults that the help names.
     let train = &of_text["train"];
     let said = words.split(|c: char| c.is_whitespace() || "(),".contains(c)).filter(|word| !word.is_empty());
     let said: Vec<&str> = said.collect();
@@ -324,7 +324,7 @@ fn the_complete_file_is_complete() {
         assert!(said.windows(2).any(|pair| pair == [name, value]), "{name} {value}: {words}");
         assert_eq!(train[name].as_f64(), value.parse().ok(), "{name}");
     }
-    assert!(words.contains("batch is 32 and steps 2000") && train["batch"] == 32 && train["steps"] == 2000);
+    assert!(words.contains("batch 32, steps 2000") && train["batch"] == 32 && train["steps"] == 2000);
 }
 
 #[test]

@@ -29,15 +29,15 @@ pub struct Grads<F> {
     pub v: Vec<F>,
     /// `[tokens, heads, 1 or dim_v]`; empty for unit gains.
     pub gain: Vec<F>,
-    /// `[tokens, heads, 1 or dim_v]`, with a gradient for every token even where the input has one number per head;
+    /// `[tokens, heads, 1 or dim_v]`, with a gradient for every token even if the input is one number per head;
     /// empty without decay.
     pub decay: Vec<F>,
     /// The gradient of the incoming state: memory, last key and tail.
     pub state: State<F>,
 }
 
-/// Where [`Call::backward_into`] writes the gradients of the inputs, in the shapes of [`Grads`]. The gradients of `q`,
-/// `k` and `v` are added to the given arrays, which should start as zeros; those of `gain` and `decay` overwrite them.
+/// Where [`Call::backward_into`] writes the gradients of the inputs, in the shapes of [`Grads`]. `q`, `k` and `v`
+/// are added to, so they should start as zeros; `gain` and `decay` are overwritten.
 #[derive(Debug)]
 pub struct GradsMut<'a, F> {
     /// `[tokens, key_heads, dim_k]`.
@@ -164,7 +164,7 @@ struct HeadGrad<'a, F> {
     tail_v: Vec<F>,
 }
 
-/// Runs the backward pass of key heads of one sequence, from the last segment to the first.
+/// Runs the backward pass of some key heads of one sequence, from the last segment to the first.
 fn run<F: Real>(grad_out: View<'_, F>, groups: &mut [KeyGrad<'_, F>]) {
     let Call { rule, form, sizes: Sizes { dim_k, dim_v, .. }, .. } = groups[0].heads[0].head.call;
     let (dim_k, dim_v) = (*dim_k, *dim_v);
@@ -190,7 +190,7 @@ fn run<F: Real>(grad_out: View<'_, F>, groups: &mut [KeyGrad<'_, F>]) {
                 grad.reset(&segment);
                 form.backward(&segment, memory, &upstream, head.memory, &mut grad, &mut scratch);
                 let (gain, decay) = (&mut grad_gain, &mut grad_decay);
-                dispatch(GainGrads {
+                dispatch(GateGrads {
                     coefficients: &mut coefficients,
                     rule,
                     segment: &segment,
@@ -216,7 +216,7 @@ fn run<F: Real>(grad_out: View<'_, F>, groups: &mut [KeyGrad<'_, F>]) {
 }
 
 /// The gradients of a segment's gains and decays.
-struct GainGrads<'a, F> {
+struct GateGrads<'a, F> {
     coefficients: &'a mut Coefficients<F>,
     rule: &'a Rule,
     segment: &'a Segment<F>,
@@ -225,7 +225,7 @@ struct GainGrads<'a, F> {
     decay: &'a mut Vec<F>,
 }
 
-impl<F: Real> Vectorised for GainGrads<'_, F> {
+impl<F: Real> Vectorised for GateGrads<'_, F> {
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
         self.coefficients.backward(self.rule, self.segment, self.grad, self.gain, self.decay);
@@ -294,8 +294,8 @@ fn gather_upstream<F: Real>(
     }
 }
 
-/// Adds the gradients of the outgoing last key and tail to those of the inputs and of the incoming state that they are
-/// copies of. A sequence without tokens passes its state through.
+/// The outgoing last key and tail are copies of inputs or, in short sequences, of the incoming state. Adds their
+/// gradients to the gradients of what they were copied from. A sequence without tokens passes its state through.
 fn pass_through<F: Real>(
     call: &Call<'_, F>,
     state: &State<F>,

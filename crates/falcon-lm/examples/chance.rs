@@ -1,36 +1,36 @@
-//! What knowing nothing scores on the benchmarks in a folder, as `falcon eval --data` takes it:
+//! The scores of models that know nothing, on the benchmarks in a folder as `falcon eval --data` takes it:
 //!
 //! ```text
 //! cargo run --release -p falcon-lm --example chance -- eval/ [tokenizer.json]
 //! ```
 //!
-//! `random` gives every choice a score by chance, and must find what guessing finds: a scorer that leans to one side would not. `uniform` is a
-//! model to which all tokens are always equally likely: it takes the choice of fewest tokens (`acc`), or of fewest tokens per character
-//! (`acc_norm`), which is guessing only where right answers are neither longer nor shorter than wrong ones.
+//! `random` gives every choice a random score, and must be right as often as guessing: a biased scorer would not be.
+//! `uniform` is a model for which all tokens are always equally likely: it prefers the choice with the fewest tokens
+//! (`acc`), or with the fewest tokens per character (`acc_norm`), which equals guessing only where right answers are
+//! neither longer nor shorter than wrong ones.
 
 use std::error::Error;
 use std::path::PathBuf;
 
 use falcon_lm::data::Tokenizer;
 use falcon_lm::evaluate::{BENCHMARKS, Estimate, Likelihood, Questions, Request};
-use rand::rngs::StdRng;
+use rand::rngs::ChaCha12Rng;
 use rand::{RngExt, SeedableRng};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
-    let folder = PathBuf::from(args.next().ok_or("give the folder with the benchmarks")?);
+    let folder = PathBuf::from(args.next().ok_or("usage: chance DIR [TOKENIZER], where DIR has the benchmarks")?);
     let tokenizer = args.next().map_or(Ok(Tokenizer::bytes()), |name| Tokenizer::open(&name))?;
     let token = -(tokenizer.size() as f64).ln();
-    let mut rng = StdRng::seed_from_u64(1);
+    let mut rng = ChaCha12Rng::seed_from_u64(1);
     println!("| | questions | guessing | random, acc | off by | uniform, acc | acc_norm |");
     println!("|---|--:|--:|--:|--:|--:|--:|");
-    for benchmark in BENCHMARKS.iter().filter(|benchmark| benchmark.name != "lambada_openai") {
-        let path = folder.join(format!("{}.jsonl", benchmark.name));
-        let questions = Questions::read(benchmark, &path, usize::MAX, 0)?;
-        let requests = questions.requests(&tokenizer, 0, &mut |_| true)?.unwrap_or_default();
+    for benchmark in BENCHMARKS.iter().filter(|benchmark| !benchmark.has_perplexity()) {
+        let questions = Questions::read(benchmark, &folder.join(benchmark.file_name()), None, 0)?;
+        let requests = questions.requests(&tokenizer, 0, &mut ())?;
         let grade = |score: &mut dyn FnMut(&Request) -> f64| {
             let answer = |request: &Request| Likelihood { log: score(request), greedy: false };
-            benchmark.grade(&questions.asked, &requests.iter().map(answer).collect::<Vec<_>>(), 0)
+            questions.grade(&requests, &requests.iter().map(answer).collect::<Vec<_>>(), 0)
         };
         let random = grade(&mut |_| -rng.random_range(0.0..100.0));
         let uniform = grade(&mut |request| token * request.continuation.len() as f64);

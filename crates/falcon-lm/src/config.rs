@@ -1,87 +1,128 @@
-//! A run's configuration: what a TOML file and the command line say, on top of presets, resolved to every last key.
+//! The configuration of a run: keys of TOML files and of the command line over presets, resolved to a value for every
+//! key.
 
 use std::path::{Path, PathBuf};
 
-use falcon_nn::{ConfigError, MixerConfig, ModelConfig, nearest};
+use falcon_base::{AtPath, PathError, nearest};
+use falcon_nn::{ConfigError, MixerConfig, ModelConfig};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use crate::data::TOKENIZER_FILE;
+use crate::data::{TOKENIZER_FILE, Tokenizer};
+use crate::recipe::{TrainConfig, TrainConfigError};
 use crate::tasks::{TASKS, TaskConfig, TaskError};
-use crate::train::{TrainConfig, TrainConfigError};
 
-/// Name of the configuration in a run's folder.
+/// Name of the configuration file in a run's folder.
 pub const RUN_FILE: &str = "config.toml";
 
-/// What a run does, in full.
+/// The configuration of a run, with a value for every key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunConfig {
-    /// The preset that the model started from.
+    /// The preset that the model was derived from.
     pub preset: String,
-    /// And its size.
+    /// The size that the model was derived from.
     pub size: String,
     /// The model.
     pub model: ModelConfig,
-    /// What it learns.
+    /// The task that it is trained on.
     pub task: TaskConfig,
-    /// How.
+    /// The training recipe.
     pub train: TrainConfig,
 }
 
-/// What is wrong with a configuration.
+/// A configuration that is complete but for the model, whose vocabulary is that of the task's tokenizer. It is resolved
+/// without opening any file but configurations; [`Draft::with_vocabulary`] completes it once the tokenizer is open.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    /// The preset that the model is derived from.
+    pub preset: String,
+    /// The size that the model is derived from.
+    pub size: String,
+    /// The task.
+    pub task: TaskConfig,
+    /// The training recipe.
+    pub train: TrainConfig,
+    layers: Vec<Layer>,
+}
+
+/// Why a configuration cannot be used.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum RunConfigError {
-    /// The system refused.
-    #[error("{path}: {error}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: std::io::Error,
-    },
-    /// Not TOML.
-    #[error("{from}: {error}")]
+    /// A file cannot be read.
+    #[error(transparent)]
+    Path(#[from] PathError),
+    /// A file is not TOML.
+    #[error("{from}: {source}")]
     Toml {
+        /// The file.
+        from: String,
+        /// Where it is wrong.
+        source: toml::de::Error,
+    },
+    /// An argument of `--set` does not have the form of a key with a value.
+    #[error("{from}: give it as section.key=value, such as train.lr=3e-4")]
+    Argument {
+        /// The argument.
+        from: String,
+    },
+    /// A number is infinite or not a number.
+    #[error("{from}: {key} = {got} is not a finite number")]
+    NotFinite {
         /// A file, or an argument.
         from: String,
-        /// What is wrong with it.
-        error: String,
+        /// The key.
+        key: String,
+        /// The value.
+        got: f64,
     },
-    /// A key there is no place for.
+    /// A section or key is unknown.
     #[error("{from}: unknown key {key}; {hint}")]
     Unknown {
         /// A file, or an argument.
         from: String,
         /// The key.
         key: String,
-        /// The nearest known, or all.
+        /// The nearest known key, or all of them.
         hint: String,
     },
-    /// A value of the wrong kind.
-    #[error("{from}: {key} = {value}: {error}")]
+    /// A value has the wrong type.
+    #[error("{from}: {key} = {value}: {source}")]
     Value {
         /// A file, or an argument.
         from: String,
         /// The key.
         key: String,
-        /// Its value.
+        /// The value.
         value: String,
         /// What is wrong with it.
-        error: String,
+        source: serde_json::Error,
     },
-    /// A name that is none of those known.
+    /// A key is not allowed where it was given, or does not have the kind of value that it needs.
+    #[error("{from}: {key} = {value}: {what}")]
+    Refused {
+        /// A file, or an argument.
+        from: String,
+        /// The key.
+        key: String,
+        /// The value.
+        value: String,
+        /// What it must be, or why it is refused.
+        what: String,
+    },
+    /// A name is not one of those known.
     #[error("unknown {what} {got:?}; {hint}")]
     Name {
         /// What it should name.
         what: &'static str,
         /// The name.
         got: String,
-        /// The nearest known, or all.
+        /// The nearest known name, or all of them.
         hint: String,
     },
-    /// A run of another model or task.
+    /// The folder holds a run of another model or task.
     #[error(
         "{run} holds a run whose {key} is {there}, not {here}; choose another folder by --run, or start from its \
          weights by --init-from"
@@ -93,13 +134,13 @@ pub enum RunConfigError {
         key: String,
         /// The run's value.
         there: String,
-        /// What was asked for.
+        /// The value given.
         here: String,
     },
-    /// A model that cannot be.
+    /// The model is impossible.
     #[error("model: {0}")]
     Model(#[from] ConfigError),
-    /// A vocabulary that is not the task's.
+    /// The model's vocabulary does not have the size of the task's.
     #[error("model.vocab_size must be {task}, the tokens of the task, got {got}; leave it out")]
     Vocabulary {
         /// Tokens of the task.
@@ -107,15 +148,18 @@ pub enum RunConfigError {
         /// Tokens of the model.
         got: usize,
     },
-    /// A task that cannot be.
+    /// The size of the vocabulary is not known before the tokenizer is opened.
+    #[error("model.vocab_size is missing: it is the number of tokens of task.tokenizer, which is not open")]
+    NoVocabulary,
+    /// The task cannot be used.
     #[error(transparent)]
     Task(#[from] TaskError),
-    /// Training that cannot be.
+    /// The training recipe cannot be used.
     #[error(transparent)]
     Train(#[from] TrainConfigError),
 }
 
-/// Keys and values from one place.
+/// Keys and values from one file or argument.
 #[derive(Clone, Debug)]
 pub struct Layer {
     from: String,
@@ -123,74 +167,75 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// From a TOML file.
+    /// Reads a TOML file.
     pub fn file(path: &Path) -> Result<Self, RunConfigError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|error| RunConfigError::Io { path: path.into(), error })?;
+        let text = std::fs::read_to_string(path).at(path)?;
         Self::text(&path.display().to_string(), &text)
     }
 
-    /// From TOML text; `from` is what errors call it.
-    pub(crate) fn text(from: &str, text: &str) -> Result<Self, RunConfigError> {
-        let toml = |error: String| RunConfigError::Toml { from: from.into(), error };
-        let table: toml::Table = toml::from_str(text).map_err(|error| toml(error.to_string()))?;
-        finite(&toml::Value::Table(table.clone()), "").map_err(toml)?;
-        match serde_json::to_value(table).map_err(|error| toml(error.to_string()))? {
-            Value::Object(values) => Ok(Self { from: from.into(), values }),
-            _ => unreachable!("a table is an object"),
+    /// Parses TOML; errors call it `from`.
+    pub fn text(from: &str, text: &str) -> Result<Self, RunConfigError> {
+        let toml = |source| RunConfigError::Toml { from: from.into(), source };
+        let table: toml::Table = toml::from_str(text).map_err(toml)?;
+        let table = toml::Value::Table(table);
+        finite(&table, "", from)?;
+        match serde_json::to_value(table) {
+            Ok(Value::Object(values)) => Ok(Self { from: from.into(), values }),
+            _ => unreachable!("a table of finite values is a JSON object"),
         }
     }
 
-    /// From `section.key=value`, as `--set` has it. A value that is no TOML is taken as text.
+    /// Parses `section.key=value`, the argument of `--set`. A value that is not TOML is taken as text.
     pub fn set(argument: &str) -> Result<Self, RunConfigError> {
         let from = format!("--set {argument}");
         let parts = argument.split_once('=').and_then(|(path, value)| Some((path.trim().split_once('.')?, value)));
         let Some(((section, key), value)) = parts else {
-            let error = "give it as section.key=value, such as train.lr=3e-4".into();
-            return Err(RunConfigError::Toml { from, error });
+            return Err(RunConfigError::Argument { from });
         };
         let parsed = toml::from_str::<toml::Table>(&format!("value = {value}")).ok();
         let value = match parsed.and_then(|mut table| table.remove("value")) {
-            // A date is text here.
+            // No key is a date: what looks like one is a name.
             None | Some(toml::Value::Datetime(_)) => Value::from(value.trim()),
             Some(parsed) => {
-                finite(&parsed, "").map_err(|error| RunConfigError::Toml { from: from.clone(), error })?;
-                serde_json::to_value(parsed).expect("plain data")
+                finite(&parsed, &format!("{section}.{key}"), &from)?;
+                serde_json::to_value(parsed).expect("a TOML value is plain data")
             }
         };
         Ok(Self { from, ..Self::of(section, key, value) })
     }
 
-    /// Whether it has a key.
-    pub(crate) fn has(&self, section: &str, key: &str) -> bool {
+    /// Whether this layer sets a key.
+    pub fn has(&self, section: &str, key: &str) -> bool {
         self.values.get(section).is_some_and(|values| values.get(key).is_some())
     }
 
-    /// The error that a key of it does not do, because it is `what`.
-    pub(crate) fn refused(&self, section: &str, key: &str, what: &str) -> RunConfigError {
+    /// The error that a key of this layer cannot be used, because it is `what`.
+    pub fn refused(&self, section: &str, key: &str, what: &str) -> RunConfigError {
         let value = self.values.get(section).and_then(|values| values.get(key));
-        RunConfigError::Value {
+        RunConfigError::Refused {
             from: self.from.clone(),
             key: format!("{section}.{key}"),
             value: value.map_or_else(String::new, Value::to_string),
-            error: format!("this is {what}"),
+            what: format!("this is {what}"),
         }
     }
 
-    /// A layer with one of its keys.
-    pub(crate) fn only(&self, section: &str, key: &str) -> Option<Self> {
+    /// A layer with one key of this one.
+    pub fn only(&self, section: &str, key: &str) -> Option<Self> {
         let value = self.values.get(section)?.get(key)?.clone();
         Some(Self { from: self.from.clone(), ..Self::of(section, key, value) })
     }
 
-    /// All keys of a model, but for its vocabulary, which follows from the task. `from` says where they come from.
+    /// All keys of a model except for the size of its vocabulary, which follows from the task. Errors call it `from`.
     pub fn model(from: &str, model: &ModelConfig) -> Self {
-        let Ok(Value::Object(mut keys)) = serde_json::to_value(model) else { unreachable!("a table") };
+        let Ok(Value::Object(mut keys)) = serde_json::to_value(model) else {
+            unreachable!("a configuration is a table")
+        };
         keys.remove("vocab_size");
         Self { from: from.into(), values: Map::from_iter([("model".to_string(), Value::Object(keys))]) }
     }
 
-    /// One key.
+    /// A layer with a single key.
     pub fn of(section: &str, key: &str, value: impl Into<Value>) -> Self {
         let section_values = Map::from_iter([(key.to_string(), value.into())]);
         let values = Map::from_iter([(section.to_string(), Value::Object(section_values))]);
@@ -198,12 +243,12 @@ impl Layer {
     }
 }
 
-/// The value of a key in the last layer that has it.
+/// The value of a key in the last layer that sets it.
 fn last<'a>(layers: &'a [Layer], section: &str, key: &str) -> Option<&'a Value> {
     layers.iter().rev().find_map(|layer| layer.values.get(section)?.get(key))
 }
 
-/// The same for a name.
+/// The value of a key that is a name.
 fn name<'a>(layers: &'a [Layer], section: &str, key: &str, default: &'a str) -> Result<&'a str, RunConfigError> {
     match last(layers, section, key) {
         None => Ok(default),
@@ -215,65 +260,60 @@ fn name<'a>(layers: &'a [Layer], section: &str, key: &str, default: &'a str) -> 
     }
 }
 
-/// Refuses numbers that are none: JSON, through which values go, would make them null.
-fn finite(value: &toml::Value, key: &str) -> Result<(), String> {
+/// Refuses infinities and NaN, which would become null in JSON, the form in which layers are merged.
+fn finite(value: &toml::Value, key: &str, from: &str) -> Result<(), RunConfigError> {
     match value {
-        toml::Value::Float(number) if !number.is_finite() => {
-            Err(format!("{key}{number} is no number to compute with"))
+        toml::Value::Float(got) if !got.is_finite() => {
+            Err(RunConfigError::NotFinite { from: from.into(), key: key.into(), got: *got })
         }
-        toml::Value::Table(table) => {
-            table.iter().try_for_each(|(name, value)| finite(value, &format!("{name} = ")))
-        }
-        toml::Value::Array(values) => values.iter().try_for_each(|value| finite(value, key)),
+        toml::Value::Table(table) => table.iter().try_for_each(|(name, value)| {
+            let separator = if key.is_empty() { "" } else { "." };
+            finite(value, &format!("{key}{separator}{name}"), from)
+        }),
+        toml::Value::Array(values) => values.iter().try_for_each(|value| finite(value, key, from)),
         _ => Ok(()),
     }
 }
 
-/// Sections of a file.
+/// The sections of a configuration file.
 const SECTIONS: [&str; 3] = ["model", "task", "train"];
-/// What stands for an option that is off, as TOML has no null.
+/// Switches an option off, as TOML has no null.
 const NONE: &str = "none";
 
-impl RunConfig {
-    /// Later layers over earlier ones, all over the presets that they name.
+impl Draft {
+    /// Merges layers, later ones over earlier ones and all over the presets that they name.
     pub fn resolve(layers: &[Layer]) -> Result<Self, RunConfigError> {
         for layer in layers {
             for (section, values) in &layer.values {
+                let from = layer.from.clone();
                 if !SECTIONS.contains(&section.as_str()) {
-                    let (from, hint) = (layer.from.clone(), nearest(section, SECTIONS));
+                    let hint = nearest(section, SECTIONS);
                     return Err(RunConfigError::Unknown { from, key: section.clone(), hint });
                 }
                 if !values.is_object() {
-                    let error = "a section, as in [train]".to_string();
-                    let (from, key, value) = (layer.from.clone(), section.clone(), values.to_string());
-                    return Err(RunConfigError::Value { from, key, value, error: format!("must be {error}") });
+                    let (key, value) = (section.clone(), values.to_string());
+                    let what = "must be a section, as in [train]".into();
+                    return Err(RunConfigError::Refused { from, key, value, what });
                 }
             }
         }
         let task_name = name(layers, "task", "name", TASKS[0])?;
         let Some(task) = TaskConfig::preset(task_name) else {
-            let hint = nearest(task_name, TASKS);
+            let hint = nearest(task_name, TASKS.iter().copied());
             return Err(RunConfigError::Name { what: "task", got: task_name.into(), hint });
         };
         let task = overlay("task", task, &["name"], layers)?;
         task.validate()?;
         let train: TrainConfig = overlay("train", recipe(&task, layers), &[], layers)?;
         train.validate()?;
-
         let preset = name(layers, "model", "preset", "falcon-3a.3")?.to_string();
         let size = name(layers, "model", "size", "tiny")?.to_string();
-        let tokens = task.vocab_size()?;
-        let model = overlay("model", base(&preset, &size, tokens, layers)?, &["preset", "size"], layers)?;
-        model.validate()?;
-        if model.vocab_size != tokens {
-            return Err(RunConfigError::Vocabulary { task: tokens, got: model.vocab_size });
-        }
-        Ok(Self { preset, size, model, task, train })
+        Ok(Self { preset, size, task, train, layers: layers.to_vec() })
     }
 
-    /// What continues the run in a folder: its own configuration, with the keys that are given over it. It reads the
-    /// run's copy of the tokenizer, unless another one is given.
-    pub fn continued(run: &Path, given: &[Layer]) -> Result<Self, RunConfigError> {
+    /// The configuration that resumes the run in a folder: its own, with the given keys over it. It uses the run's copy
+    /// of the tokenizer unless another one is given.
+    pub fn resumed(run: &Path, given: &[Layer]) -> Result<Self, RunConfigError> {
         let mut layers = vec![Layer::file(&run.join(RUN_FILE))?];
         for (section, key) in [("model", "preset"), ("model", "size"), ("task", "name")] {
             let (there, here) = (last(&layers, section, key), last(given, section, key));
@@ -297,12 +337,52 @@ impl RunConfig {
         Self::resolve(&layers)
     }
 
-    /// From the file of a run.
+    /// Completes the configuration with a model for a vocabulary of `tokens` tokens.
+    pub fn with_vocabulary(self, tokens: usize) -> Result<RunConfig, RunConfigError> {
+        let Self { preset, size, task, train, layers } = self;
+        let model = base(&preset, &size, tokens, &layers)?;
+        let model = overlay("model", model, &["preset", "size"], &layers)?;
+        model.validate()?;
+        let config = RunConfig { preset, size, model, task, train };
+        config.check_tokens(tokens)?;
+        Ok(config)
+    }
+
+    /// Opens the tokenizer of the task and completes the configuration with its vocabulary.
+    pub fn open(self) -> Result<(RunConfig, Tokenizer), RunConfigError> {
+        let tokenizer = self.task.open_tokenizer()?;
+        let config = self.with_vocabulary(tokenizer.size())?;
+        Ok((config, tokenizer))
+    }
+}
+
+impl RunConfig {
+    /// Merges layers, later ones over earlier ones and all over the presets that they name. No file is opened: where
+    /// the task has a tokenizer of its own, the size of the vocabulary must be among the keys, as it is in the file of
+    /// every run; for a new run, [`Draft`] has it from the tokenizer.
+    pub fn resolve(layers: &[Layer]) -> Result<Self, RunConfigError> {
+        let draft = Draft::resolve(layers)?;
+        let given = || last(layers, "model", "vocab_size")?.as_u64().map(|tokens| tokens as usize);
+        let tokens = draft.task.vocab_size().or_else(given).ok_or(RunConfigError::NoVocabulary)?;
+        draft.with_vocabulary(tokens)
+    }
+
+    /// Refuses a tokenizer whose vocabulary is not that of the model.
+    pub fn check_vocabulary(&self, tokenizer: &Tokenizer) -> Result<(), RunConfigError> {
+        self.check_tokens(tokenizer.size())
+    }
+
+    fn check_tokens(&self, task: usize) -> Result<(), RunConfigError> {
+        let got = self.model.vocab_size;
+        if got == task { Ok(()) } else { Err(RunConfigError::Vocabulary { task, got }) }
+    }
+
+    /// Reads the file of a run.
     pub fn read(path: &Path) -> Result<Self, RunConfigError> {
         Self::resolve(&[Layer::file(path)?])
     }
 
-    /// As a file, every key of it.
+    /// The configuration as a file, with every key.
     pub fn to_toml(&self) -> String {
         let mut text =
             format!("[model]\npreset = {:?}\nsize = {:?}\n{}", self.preset, self.size, keys(&self.model));
@@ -312,24 +392,23 @@ impl RunConfig {
 
     /// The keys in which two configurations differ, with the values of both.
     pub fn differences(&self, other: &Self) -> Vec<(String, String, String)> {
-        differences(&self.to_toml(), &other.to_toml()).expect("as it was written")
+        differences(&self.to_toml(), &other.to_toml()).expect("a written configuration can be read")
     }
 
-    /// The same with the paths of its data made absolute, so that it means the same in every working directory.
+    /// The same configuration with absolute paths, so that it does not depend on the working directory.
     pub fn with_absolute_paths(&self) -> Self {
         Self { task: self.task.with_absolute_paths(), train: self.train.with_absolute_paths(), ..self.clone() }
     }
 }
 
-/// The keys in which two files differ, with the values of both: `section.key`, one, other. A key that the first does
-/// not have is not compared: files of earlier versions know fewer keys.
-pub(crate) fn differences(one: &str, other: &str) -> Result<Vec<(String, String, String)>, String> {
-    let table = |text: &str| toml::from_str::<toml::Table>(text).map_err(|error| error.to_string());
-    let (one, other) = (table(one)?, table(other)?);
+/// The keys in which two configuration files differ: `section.key`, the value of the first, the value of the second. A
+/// key that the first does not have is not compared: files of earlier versions have fewer keys.
+pub(crate) fn differences(first: &str, second: &str) -> Result<Vec<(String, String, String)>, toml::de::Error> {
+    let [first, second]: [toml::Table; 2] = [toml::from_str(first)?, toml::from_str(second)?];
     let mut differences = Vec::new();
-    for (section, values) in one.iter().filter_map(|(section, values)| Some((section, values.as_table()?))) {
+    for (section, values) in first.iter().filter_map(|(section, values)| Some((section, values.as_table()?))) {
         for (key, value) in values {
-            let now = other.get(section).and_then(|values| values.get(key));
+            let now = second.get(section).and_then(|values| values.get(key));
             if now != Some(value) {
                 let now = now.map_or_else(|| "unset".to_string(), toml::Value::to_string);
                 differences.push((format!("{section}.{key}"), value.to_string(), now));
@@ -339,7 +418,7 @@ pub(crate) fn differences(one: &str, other: &str) -> Result<Vec<(String, String,
     Ok(differences)
 }
 
-/// How to train on a task, before single keys. A shorter run that says nothing of its warm-up has a shorter one.
+/// The task's recipe, before single keys. A short run has a short warm-up unless a key says otherwise.
 fn recipe(task: &TaskConfig, layers: &[Layer]) -> TrainConfig {
     let mut train = task.recipe();
     if let Some(steps) = last(layers, "train", "steps").and_then(Value::as_u64) {
@@ -348,7 +427,8 @@ fn recipe(task: &TaskConfig, layers: &[Layer]) -> TrainConfig {
     train
 }
 
-/// The model that presets and sizes say, before single keys. A width or number of heads of its own carries its preset's proportions over.
+/// The model of a preset and size, before single keys. If keys change its width or number of heads, the preset's
+/// proportions are kept.
 fn base(preset: &str, size: &str, tokens: usize, layers: &[Layer]) -> Result<ModelConfig, RunConfigError> {
     let mut model = ModelConfig::preset(preset, size, tokens)?;
     let number = |key| last(layers, "model", key).and_then(Value::as_u64).map(|value| value as usize);
@@ -361,7 +441,8 @@ fn base(preset: &str, size: &str, tokens: usize, layers: &[Layer]) -> Result<Mod
     Ok(model)
 }
 
-/// `config` with the keys that layers give, one after the other, so that a wrong one is known by name. `names` are keys that chose the preset.
+/// Sets the keys of all layers one after the other, so that an error names the key. `names` are the keys that chose the
+/// preset, which are passed over.
 fn overlay<T: Serialize + DeserializeOwned>(
     section: &str,
     config: T,
@@ -372,7 +453,9 @@ fn overlay<T: Serialize + DeserializeOwned>(
     for layer in layers {
         let Some(Value::Object(given)) = layer.values.get(section) else { continue };
         for (key, value) in given.iter().filter(|(key, _)| !names.contains(&key.as_str())) {
-            let Ok(Value::Object(all)) = serde_json::to_value(&config) else { unreachable!("a table") };
+            let Ok(Value::Object(all)) = serde_json::to_value(&config) else {
+                unreachable!("a configuration is a table")
+            };
             let from = layer.from.clone();
             if !all.contains_key(key) {
                 let names = names.iter().copied().filter(|name| !all.contains_key(*name));
@@ -388,9 +471,9 @@ fn overlay<T: Serialize + DeserializeOwned>(
             let off = (value.as_str() == Some(NONE)).then(|| wanted(Value::Null).ok()).flatten();
             config = match off.map_or_else(|| wanted(value.clone()), Ok) {
                 Ok(config) => config,
-                Err(error) => {
+                Err(source) => {
                     let (key, value) = (format!("{section}.{key}"), value.to_string());
-                    return Err(RunConfigError::Value { from, key, value, error: error.to_string() });
+                    return Err(RunConfigError::Value { from, key, value, source });
                 }
             };
         }
@@ -401,7 +484,7 @@ fn overlay<T: Serialize + DeserializeOwned>(
 /// The keys of a section, in the order that its type declares them.
 fn keys<T: Serialize>(section: &T) -> String {
     let mut text = toml::to_string(section).expect("a configuration is plain data");
-    // Tables in a list would begin sections of their own; they are written within their line.
+    // TOML would begin a section for every table in a list; such lists are written as one line.
     if let Some(at) = text.find("[[") {
         text.truncate(at);
         let all = toml::Table::try_from(section).expect("a configuration is plain data");
@@ -439,7 +522,7 @@ mod tests {
 
     #[test]
     fn what_is_resolved_resolves_to_itself() {
-        for preset in PRESETS {
+        for &preset in PRESETS {
             let config = resolved("", &[&format!("model.preset={preset}"), "train.lr=0.01"]).unwrap();
             let again = resolved(&config.to_toml(), &[]).unwrap();
             assert_eq!(config, again, "{preset}");
@@ -490,8 +573,8 @@ mod tests {
         assert!(said("", &["train.steps=many"]).contains("train.steps = \"many\": invalid type: string"));
         assert!(said("", &["train.steps=-5"]).contains("train.steps = -5"));
         assert!(said("", &["train.lr=-5"]).contains("train.lr must be above 0, got -5"));
-        assert!(said("", &["train.lr=nan"]).contains("NaN is no number to compute with"));
-        assert!(said("[train]\nlr = inf", &[]).contains("lr = inf is no number"));
+        assert!(said("", &["train.lr=nan"]).contains("train.lr = NaN is not a finite number"));
+        assert!(said("[train]\nlr = inf", &[]).contains("train.lr = inf is not a finite number"));
         assert!(said("", &["model.size=340"]).contains("this is a name"));
         assert!(said("", &["train.steps=9223372036854775808"]).contains("train.steps"));
         assert!(said("", &["train.batch=9000000000"]).contains("train.batch must be from 1 to"));

@@ -1,9 +1,10 @@
-//! Language models of fast weights: data, training, measurement, generation, and the paper's experiments.
+//! Language models with fast-weight attention: data, training, evaluation and generation.
 //!
 //! # A run
 //!
-//! A run is a function of its configuration ([`config::RunConfig`]: a model, a task, a recipe) and lives in a folder. Opened again, the same
-//! run goes on where it was, after a crash too, and ends with the bits it would have had.
+//! A run is a function of its configuration ([`config::RunConfig`]: a model, a task and a recipe) and has a folder of
+//! its own. Opened again, it resumes from its last checkpoint, also after a crash, and ends with the same bits as an
+//! uninterrupted run.
 //!
 //! ```no_run
 //! use falcon_lm::config::{Layer, RunConfig};
@@ -20,13 +21,13 @@
 //! ];
 //! let layers: Vec<Layer> = keys.into_iter().map(Layer::set).collect::<Result<_, _>>()?;
 //! let config = RunConfig::resolve(&layers)?;
-//! let watch = &mut (); // or something that is told of every step, and may say to stop
+//! let watch = &mut (); // or a Watch that is told every step, and may cancel
 //! assert_eq!(Trainer::open(&config, "runs/book".as_ref(), watch)?.run(watch)?, Outcome::Finished);
 //!
-//! // What came of it, and what it says.
+//! // The trained model, and what it generates.
 //! let Trained { model, tokenizer, .. } = Trained::open("runs/book".as_ref(), None, &burn::tensor::Device::flex())?;
 //! let mut stream = Stream::new(&model);
-//! stream.read(&model, &tokenizer.encode("It was"), &mut |_| true);
+//! stream.read(&model, &tokenizer.encode("It was"), &mut ())?;
 //! let mut said = Vec::new();
 //! generate(&model, vec![stream], &Sampling::default(), 0, |_, token| {
 //!     said.push(token);
@@ -38,18 +39,23 @@
 //!
 //! # Where things are
 //!
-//! [`data`] makes tokens of text, once. A [`tasks::Task`] makes batches; addition and text are two. [`train`] has the loop and what it leaves
-//! on disk; [`evaluate`] the perplexity of text and the benchmarks of the paper; [`generate`](mod@generate) says what a model makes of a beginning, in
-//! memory that does not grow; [`report`] compares runs in one page; [`reproduce`] is the paper's experiments over all of it.
+//! [`data`] encodes text once and caches its tokens. A [`tasks::Task`], addition or text, makes batches. [`train`] has
+//! the training loop and the files of a run, [`evaluate`] the perplexity of text and the paper's benchmarks, and
+//! [`generate`](mod@generate) continues a prompt in constant memory. [`monitor`] is how long work reports progress and
+//! is cancelled.
 
+pub mod batch;
 pub mod config;
 pub mod data;
 pub mod evaluate;
 pub mod generate;
 pub mod machine;
 pub mod memory;
-pub mod report;
-pub mod reproduce;
+pub mod monitor;
+pub mod predict;
+pub mod random;
+pub mod recipe;
+pub mod scores;
 pub mod tasks;
 pub mod train;
 pub mod trained;

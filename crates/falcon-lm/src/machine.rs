@@ -1,6 +1,6 @@
-//! The machine that this process runs on, in words.
+//! A description of the machine that this process runs on.
 
-/// The processor, as the system calls it, and the number of its cores that this process may use.
+/// The name of the processor and the number of cores that this process may use, such as `AMD EPYC, 2 cores`.
 pub fn describe() -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

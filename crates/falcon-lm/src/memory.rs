@@ -1,24 +1,24 @@
-//! What this process holds, and what is left, where the system says.
+//! Memory of this process and of the system, in bytes, where the system reports it.
 
 use std::fs;
 
-/// The most memory that was ever resident, in bytes.
+/// The largest resident memory that this process has had.
 pub fn peak() -> Option<u64> {
     bytes("/proc/self/status", "VmHWM:")
 }
 
-/// The memory that is resident now, in bytes.
+/// The resident memory of this process.
 pub fn resident() -> Option<u64> {
     bytes("/proc/self/status", "VmRSS:")
 }
 
-/// The memory that could be taken without others losing theirs, in bytes.
+/// The memory that the system has available without swapping.
 pub fn available() -> Option<u64> {
     bytes("/proc/meminfo", "MemAvailable:")
 }
 
-/// The memory that this process may still take: what the system has available, or less where a limit of the process
-/// (`ulimit -v`) or of its control group is lower. None where the system does not say.
+/// The memory that this process may still allocate: what the system has available, or less where the address space
+/// (`ulimit -v`) or the control group is limited. None where the system does not report it.
 pub fn obtainable() -> Option<u64> {
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let address_space = limits.lines().find_map(|line| line.strip_prefix("Max address space"));
@@ -31,7 +31,7 @@ pub fn obtainable() -> Option<u64> {
     [available(), address_space, group].into_iter().flatten().min()
 }
 
-/// An amount of memory for people to read: `1.2 GiB`.
+/// Formats an amount of memory, such as `1.2 GiB`.
 pub fn human(bytes: u64) -> String {
     match bytes as f64 {
         small if small < 1e6 => format!("{:.0} KiB", small / 1024.0),

@@ -1,4 +1,4 @@
-//! A model that was trained, and what makes text of its tokens.
+//! A trained model with its tokenizer.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,25 +9,26 @@ use thiserror::Error;
 
 use crate::config::RUN_FILE;
 use crate::data::{TOKENIZER_FILE, Tokenizer, TokenizerError};
-use crate::train::{CheckpointError, FolderError, best_checkpoint, fingerprints, verify_model};
+use crate::train::{CheckpointError, FolderError, best_checkpoint, load_model, tokenizer_fingerprints};
 
-/// A model and its tokenizer.
+/// A trained model and its tokenizer.
 #[derive(Debug)]
 pub struct Trained {
     /// The model.
     pub model: Model,
-    /// Its tokenizer.
+    /// The tokenizer that the model was trained with.
     pub tokenizer: Tokenizer,
-    /// Where the model is.
+    /// The folder of the model.
     pub folder: PathBuf,
-    /// What tells its weights from others: the beginning of their hash.
+    /// The first 16 hexadecimal digits of the SHA-256 of its weights.
     pub weights: String,
 }
 
-/// Why there is none.
+/// Why a trained model cannot be opened or used.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum TrainedError {
-    /// Nothing there is a model.
+    /// The folder holds neither a run nor a model.
     #[error(
         "{path}: neither a run nor a model: a run has {RUN_FILE}, a model has {CONFIG_FILE} and {WEIGHTS_FILE}"
     )]
@@ -35,7 +36,7 @@ pub enum TrainedError {
         /// The folder.
         path: PathBuf,
     },
-    /// A run without a model yet.
+    /// The run has no checkpoint yet.
     #[error("{path}: the run has no checkpoint yet")]
     Early {
         /// The run.
@@ -44,15 +45,16 @@ pub enum TrainedError {
     /// The run's folder cannot be read.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// The model cannot be.
+    /// A file of the model cannot be read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// Its weights cannot be read.
+    /// The model is damaged, or cannot be read.
     #[error(transparent)]
     Weights(#[from] Box<CheckpointError>),
-    /// It has no tokenizer.
+    /// No tokenizer was found.
     #[error(
-        "{path}: no {TOKENIZER_FILE} beside the model or above it: name one with --tokenizer; a run of `falcon train` writes it when it begins or goes on"
+        "{path}: no {TOKENIZER_FILE} beside the model or above it: name one with --tokenizer; `falcon train` writes it when a \
+         run starts or resumes"
     )]
     NoTokenizer {
         /// The model.
@@ -61,46 +63,48 @@ pub enum TrainedError {
     /// The tokenizer cannot be read.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// What it computes is no number.
-    #[error("{path}: {what} is {got}: the model is broken, and nothing it says can be measured")]
+    /// The model computes a value that is not finite.
+    #[error("{path}: {what} is {got}: the model is broken, and its predictions cannot be evaluated")]
     NotFinite {
         /// The model.
         path: PathBuf,
-        /// What was measured.
+        /// What was computed.
         what: String,
-        /// What came of it.
+        /// The value.
         got: f64,
     },
-    /// A text that the tokenizer cannot encode.
-    #[error("{what}: {error}")]
+    /// The tokenizer cannot encode a text.
+    #[error("{what}: {source}")]
     Text {
-        /// What text.
+        /// Which text.
         what: String,
         /// What is wrong with it.
-        error: TokenizerError,
+        source: TokenizerError,
     },
-    /// A tokenizer of the same size, but not the one that the model was trained with.
+    /// The tokenizer has the size of the model's vocabulary, but is not the one that the model was trained with.
     #[error(
-        "{name}: the tokenizer has the fingerprint {tokenizer}, and the model in {path} was trained with {model}: its tokens mean other text; name the model's own with --tokenizer"
+        "{name}: the tokenizer has the fingerprint {tokenizer}, and the model in {path} was trained with {model}: its tokens \
+         mean other text; name the model's own tokenizer with --tokenizer"
     )]
     OtherTokenizer {
         /// The model.
         path: PathBuf,
-        /// The tokenizer: a file, or what it was called.
+        /// The tokenizer: a file, or the name it was given by.
         name: PathBuf,
         /// Fingerprint of the tokenizer.
         tokenizer: String,
         /// Fingerprint of the one that the model was trained with.
         model: String,
     },
-    /// Another model's.
+    /// The tokenizer does not have the size of the model's vocabulary.
     #[error(
-        "{name}: the tokenizer has {tokenizer} tokens, the model in {path} was made for {model}: it is another one's; name its own with --tokenizer"
+        "{name}: the tokenizer has {tokenizer} tokens, the model in {path} was made for {model}: it belongs to another model; \
+         name the model's own tokenizer with --tokenizer"
     )]
     Mismatch {
         /// The model.
         path: PathBuf,
-        /// The tokenizer: a file, or what it was called.
+        /// The tokenizer: a file, or the name it was given by.
         name: PathBuf,
         /// Tokens of the tokenizer.
         tokenizer: usize,
@@ -110,7 +114,8 @@ pub enum TrainedError {
 }
 
 impl Trained {
-    /// The folder of the model that [`Trained::open`] would open.
+    /// The folder of the model that [`Trained::open`] would open: `path` itself, or the best checkpoint of the run in
+    /// it.
     pub fn check(path: &Path) -> Result<PathBuf, TrainedError> {
         if path.join(CONFIG_FILE).is_file() {
             Ok(path.to_path_buf())
@@ -121,36 +126,43 @@ impl Trained {
         }
     }
 
-    /// From a run's folder, whose best checkpoint it takes, or from a folder with a model. The tokenizer is the one named, or that beside the
-    /// model or in a folder above it.
+    /// Opens the model in a folder, or the best checkpoint of a run. The tokenizer is the one named, or the one beside
+    /// the model or in a folder above it.
     pub fn open(path: &Path, tokenizer: Option<&str>, device: &Device) -> Result<Self, TrainedError> {
         let folder = Self::check(path)?;
         let (name, tokenizer) = match tokenizer {
             Some(name) => (name.into(), Tokenizer::open(name)?),
             None => {
-                let real = fs::canonicalize(&folder).unwrap_or_else(|_| folder.clone());
-                // Checkpoints are two folders below their run.
-                let near = real.ancestors().take(3).map(|folder| folder.join(TOKENIZER_FILE));
-                let found = near.into_iter().find(|path| path.is_file());
+                let found = near_tokenizer(&folder);
                 let found = found.ok_or_else(|| TrainedError::NoTokenizer { path: folder.clone() })?;
                 let tokenizer = Tokenizer::read(&found)?;
                 (found, tokenizer)
             }
         };
-        let mut weights = verify_model(&folder).map_err(Box::new)?;
-        let model = Model::load(&folder, device)?;
+        let (model, weights) = load_model(&folder, device).map_err(Box::new)?;
         if tokenizer.size() != model.config().vocab_size {
             let (tokenizer, model) = (tokenizer.size(), model.config().vocab_size);
             return Err(TrainedError::Mismatch { path: folder, name, tokenizer, model });
         }
-        if let Some([tokenizer, model]) = fingerprints(&folder, &tokenizer).map_err(Box::new)?
+        if let Some([tokenizer, model]) = tokenizer_fingerprints(&folder, &tokenizer).map_err(Box::new)?
             && tokenizer != model
         {
             return Err(TrainedError::OtherTokenizer { path: folder, name, tokenizer, model });
         }
-        weights.truncate(16);
-        Ok(Self { model, tokenizer, folder, weights })
+        Ok(Self { model, tokenizer, folder, weights: short(weights) })
     }
+}
+
+/// The tokenizer's file beside a model, or in a folder above it: checkpoints are two folders below their run.
+pub(crate) fn near_tokenizer(folder: &Path) -> Option<PathBuf> {
+    let real = fs::canonicalize(folder).unwrap_or_else(|_| folder.into());
+    real.ancestors().take(3).map(|folder| folder.join(TOKENIZER_FILE)).find(|path| path.is_file())
+}
+
+/// The part of a hash of weights that identifies them.
+pub(crate) fn short(mut weights: String) -> String {
+    weights.truncate(16);
+    weights
 }
 
 #[cfg(test)]
@@ -159,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// Names of folders need not be text, and a tokenizer that does not fit is named.
+    /// Names of folders need not be UTF-8, and a tokenizer that does not fit is named.
     #[cfg(unix)]
     #[test]
     fn models_are_opened_wherever_they_are() {
@@ -173,9 +185,7 @@ mod tests {
         Tokenizer::bytes().save(&folder.join(TOKENIZER_FILE)).unwrap();
         let trained = open(None).unwrap();
         assert_eq!(trained.tokenizer, Tokenizer::bytes());
-        let mut weights = crate::train::sum(&folder.join(WEIGHTS_FILE)).unwrap();
-        weights.truncate(16);
-        assert_eq!(trained.weights, weights);
+        assert_eq!(trained.weights, short(crate::train::sum(&folder.join(WEIGHTS_FILE)).unwrap()));
         // One of the same size, but not the one that the model was trained with.
         model.save_for(&folder, Some("0123456789abcdef")).unwrap();
         let said = open(None).unwrap_err().to_string();

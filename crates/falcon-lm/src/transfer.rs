@@ -1,52 +1,62 @@
-//! The weights of a trained model as the start of another run: for another task, or with another tokenizer.
+//! Starts a run from the weights of a trained model, also for another task or with another tokenizer.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
-use falcon_nn::{CONFIG_FILE, FileError, Model, ModelConfig, PRESETS};
+use falcon_base::{AtPath, PathError};
+use falcon_nn::{CONFIG_FILE, ConfigError, Model, ModelConfig, PRESETS};
 use thiserror::Error;
 
 use crate::config::{Layer, RUN_FILE, RunConfig, RunConfigError};
-use crate::data::{TOKENIZER_FILE, Tokenizer, TokenizerError};
-use crate::train::{CheckpointError, verify_model};
-use crate::trained::{Trained, TrainedError};
+use crate::data::{Tokenizer, TokenizerError};
+use crate::train::{CheckpointError, load_model};
+use crate::trained::{Trained, TrainedError, near_tokenizer, short};
 
 /// Why a run cannot start from a model.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum TransferError {
-    /// There is no model.
+    /// No trained model is there.
     #[error(transparent)]
     Trained(#[from] TrainedError),
-    /// Its files cannot be read.
+    /// The model's configuration cannot be read.
     #[error(transparent)]
-    File(#[from] FileError),
-    /// Its weights are damaged.
+    Path(#[from] PathError),
+    /// The model's configuration is impossible.
+    #[error("{path}: {source}")]
+    Model {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: ConfigError,
+    },
+    /// The model is damaged, or cannot be read.
     #[error(transparent)]
     Weights(#[from] Box<CheckpointError>),
-    /// Its tokenizer cannot be read.
+    /// The model's tokenizer cannot be read.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The configuration cannot be.
+    /// The configuration of the new run is impossible.
     #[error(transparent)]
     Config(#[from] RunConfigError),
-    /// A parameter of the new model that the old one has in another shape.
+    /// A parameter has another shape in the new model.
     #[error(
-        "{path}: {name} has shape {there:?} there and {here:?} in the new model; leave out what changes its shape"
+        "{path}: {name} has shape {there:?} there and {here:?} in the new model; leave out the keys that change its shape"
     )]
     Shape {
         /// The folder of the model.
         path: PathBuf,
         /// The parameter.
         name: String,
-        /// Its shape in the file.
+        /// Its shape in the trained model.
         there: Vec<usize>,
-        /// The shape that is asked for.
+        /// Its shape in the new model.
         here: Vec<usize>,
     },
-    /// A parameter of the new model that the old one does not have.
-    #[error("{path}: it has no {name}, which the new model needs; leave out what adds it")]
+    /// The new model has a parameter that the trained model does not have.
+    #[error("{path}: it has no {name}, which the new model needs; leave out the keys that add it")]
     Missing {
         /// The folder of the model.
         path: PathBuf,
@@ -55,7 +65,7 @@ pub enum TransferError {
     },
 }
 
-/// A model to start from, with the tokenizer that its embedding belongs to.
+/// A trained model to start from, with its tokenizer if it has one.
 #[derive(Debug)]
 pub struct Pretrained {
     folder: PathBuf,
@@ -64,12 +74,12 @@ pub struct Pretrained {
     weights: String,
 }
 
-/// What of a vocabulary could be taken over.
+/// How many rows of the vocabulary were copied from the trained model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// Rows of the embedding that were copied.
     pub copied: usize,
-    /// Tokens of the new vocabulary that the old one does not have; their rows start from random values.
+    /// Tokens that the trained model's vocabulary does not have; their rows are initialised at random.
     pub new: Vec<String>,
     /// Rows of the new embedding.
     pub all: usize,
@@ -90,16 +100,16 @@ impl fmt::Display for Rows {
 }
 
 impl Pretrained {
-    /// Keys for the configuration of a run that starts from the model in `path`: its architecture, and the preset and
-    /// size that it was made from as far as they are known.
+    /// Layers for the configuration of a run that starts from the model in `path`: its architecture, and its preset and
+    /// size as far as they are known.
     pub fn layer(path: &Path) -> Result<Vec<Layer>, TransferError> {
         let folder = Trained::check(path)?;
         let file = folder.join(CONFIG_FILE);
-        let json = std::fs::read_to_string(&file).map_err(|error| FileError::Io { path: file.clone(), error })?;
+        let json = std::fs::read_to_string(&file).at(&file)?;
         let config =
-            ModelConfig::from_json(&json).map_err(|error| FileError::Config { path: file.clone(), error })?;
+            ModelConfig::from_json(&json).map_err(|source| TransferError::Model { path: file.clone(), source })?;
         let mut layers = vec![Layer::of("model", "preset", nearest_preset(&config))];
-        // Of a checkpoint, the run's own file says it.
+        // A checkpoint belongs to a run, whose configuration names both.
         let run = folder.ancestors().take(3).map(|folder| folder.join(RUN_FILE)).find(|file| file.is_file());
         if let Some(run) = run.and_then(|file| Layer::file(&file).ok()) {
             layers.extend(["preset", "size"].into_iter().filter_map(|key| run.only("model", key)));
@@ -111,27 +121,23 @@ impl Pretrained {
     /// Opens the model in a folder, or the best checkpoint of a run.
     pub fn open(path: &Path, device: &Device) -> Result<Self, TransferError> {
         let folder = Trained::check(path)?;
-        let mut weights = verify_model(&folder).map_err(Box::new)?;
-        weights.truncate(16);
-        let model = Model::load(&folder, device)?;
-        let real = std::fs::canonicalize(&folder).unwrap_or_else(|_| folder.clone());
-        let near = real.ancestors().take(3).map(|folder| folder.join(TOKENIZER_FILE)).find(|file| file.is_file());
-        let tokenizer = near.map(|file| Tokenizer::read(&file)).transpose()?;
-        Ok(Self { folder, model, tokenizer, weights })
+        let (model, weights) = load_model(&folder, device).map_err(Box::new)?;
+        let tokenizer = near_tokenizer(&folder).map(|file| Tokenizer::read(&file)).transpose()?;
+        Ok(Self { folder, model, tokenizer, weights: short(weights) })
     }
 
-    /// Where it is.
+    /// The folder of the model.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The beginning of the hash of its weights.
+    /// The first 16 hexadecimal digits of the SHA-256 of its weights.
     pub fn weights(&self) -> &str {
         &self.weights
     }
 
-    /// A model of `config` with these weights. Rows of the embedding and of the output follow their tokens: one that
-    /// both vocabularies have keeps its row, one that is new starts from the random values that a new model has.
+    /// A model of `config` with these weights. A token that both vocabularies have keeps its row of the embedding and
+    /// of the output matrix; the row of a new token is initialised as in a new model.
     pub fn start(
         &self,
         config: &RunConfig,
@@ -160,7 +166,7 @@ impl Pretrained {
             if !is_vocabulary(name) {
                 return numbers.clone();
             }
-            let (mut rows, width) = (values.to_vec(), shape[1]);
+            let (mut rows, width) = (values, shape[1]);
             for (new, old) in origin.iter().enumerate().filter_map(|(new, old)| Some((new, (*old)?))) {
                 rows[new * width..][..width].copy_from_slice(&numbers[old * width..][..width]);
             }
@@ -172,12 +178,11 @@ impl Pretrained {
         Ok((model, Rows { copied, new, all: origin.len() }))
     }
 
-    /// For every row of the new vocabulary, the row of the old one with the same token.
+    /// For every row of the new vocabulary, the row of the trained model with the same token.
     fn origin(&self, tokenizer: Option<&Tokenizer>, rows: usize) -> Vec<Option<usize>> {
         let old_rows = self.model.config().vocab_size;
         match (&self.tokenizer, tokenizer) {
-            // Tasks without a tokenizer number their tokens themselves: the same number is the same token only if
-            // there are as many.
+            // Without tokenizers, the same number is taken for the same token if both vocabularies have the same size.
             (None, None) if old_rows == rows => (0..rows).map(Some).collect(),
             (Some(old), Some(new)) => {
                 let known: BTreeMap<String, usize> =
@@ -189,16 +194,16 @@ impl Pretrained {
     }
 }
 
-/// Whether a parameter has a row for every token.
+/// Whether a parameter has one row per token.
 fn is_vocabulary(name: &str) -> bool {
     matches!(name, "model.embeddings.weight" | "lm_head.weight")
 }
 
-/// The preset whose mixer has most values in common with that of a model.
+/// The preset whose mixer shares the most values with that of a model.
 fn nearest_preset(config: &ModelConfig) -> &'static str {
     let mixer = serde_json::to_value(&config.mixer).expect("a configuration is plain data");
     let common = |preset: &&&str| {
-        let other = ModelConfig::preset(preset, "tiny", config.vocab_size).expect("a preset of ours");
+        let other = ModelConfig::preset(preset, "tiny", config.vocab_size).expect("presets are valid");
         let other = serde_json::to_value(&other.mixer).expect("a configuration is plain data");
         let keys = mixer.as_object().into_iter().flatten();
         keys.filter(|(key, value)| other.get(key.as_str()) == Some(*value)).count()

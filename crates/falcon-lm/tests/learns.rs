@@ -1,10 +1,13 @@
 //! A whole run learns what it is taught: sums of up to three digits, in seconds.
 
 use falcon_lm::config::{Layer, RunConfig};
+use falcon_lm::monitor::Monitor;
 use falcon_lm::train::{Outcome, Record, Trainer, Watch};
 
 /// Keeps the last validation accuracy.
 struct Validation(f64);
+
+impl Monitor for Validation {}
 
 impl Watch for Validation {
     fn record(&mut self, record: &Record) {

@@ -1,97 +1,209 @@
-//! What a model is made of, as `config.json` has it.
+//! Configurations of models and mixers, as `config.json` holds them.
 
+use std::fmt;
+use std::str::FromStr;
+
+use falcon_base::nearest;
 use falcon_kernels::rule::{Align, Columns, Decay, Gain, Read};
 use falcon_kernels::{Form, Rule, RuleError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// A whole model. Names are those that checkpoints of this field use.
+use crate::options::{Activation, DecayGate, FeatureMap, GainGate, MatrixInit, OutputGate, OutputNorm, QkNorm};
+
+/// The configuration of a whole model. Keys have the names that are usual in `config.json` of language models.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
-    /// Tokens it knows.
+    /// Size of the vocabulary.
     pub vocab_size: usize,
-    /// Width of the residual stream.
+    /// Hidden size: the width of the residual stream.
     pub hidden_size: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub num_hidden_layers: usize,
-    /// Inner width of the SwiGLU; 0 leaves it out.
+    /// Inner width of the SwiGLU; with 0, blocks have none.
     pub intermediate_size: usize,
-    /// Whether the embedding is the output matrix, too.
+    /// Whether the embedding also serves as the output matrix.
     pub tie_word_embeddings: bool,
     /// Standard deviation of the initial embedding.
     pub initializer_range: f64,
-    /// Standard deviation of initial matrices.
+    /// Standard deviation of the initial matrices inside the blocks.
     #[serde(default = "before::matrix_init")]
     pub matrix_init: MatrixInit,
-    /// The width at which all multipliers of [`crate::mup`] are 1. The width of the model itself switches them off.
+    /// The hidden size at which all multipliers of [`crate::mup`] are 1. The model's own hidden size switches them off.
     pub mup_base_width: usize,
-    /// What mixes tokens.
+    /// The token mixer of every block.
     #[serde(flatten)]
     pub mixer: MixerConfig,
 }
 
-/// The token mixer of a block.
+/// The configuration of a token mixer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MixerConfig {
-    /// `softmax`, or the name of a rule in [`Rule::ALL`].
-    pub mixer: String,
-    /// Heads, each with a memory of its own.
+    /// The mechanism: softmax attention or a rule. The options below replace those of the rule; what they do not
+    /// cover, such as its objective, is the rule's own.
+    pub mixer: MixerKind,
+    /// Number of value heads, each with its own memory.
     pub num_heads: usize,
-    /// Heads of queries and keys, which value heads share in equal groups.
+    /// Number of query and key heads, each shared by an equal group of value heads.
     pub num_key_heads: usize,
     /// Width of a query or key.
     pub head_dim: usize,
     /// Width of a value.
     pub head_v_dim: usize,
-    /// Taps of the causal convolution after the projections; 0 leaves it out.
+    /// Taps of the causal convolution after the projections; with 0 there is none.
     pub conv_size: usize,
-    /// What follows the convolution.
+    /// Activation after the convolution.
     pub conv_activation: Activation,
     /// Normalisation of queries and keys, head by head.
     pub qk_norm: QkNorm,
-    /// Feature map of queries and keys, after their normalisation.
+    /// Feature map of queries and keys, applied after their normalisation.
     pub feature_map: FeatureMap,
-    /// Whether queries are divided by the root of their width; those of softmax attention always are.
+    /// Whether queries are divided by the square root of their width. Those of softmax attention always are.
     pub scale_queries: bool,
     /// Whether values are normalised as queries and keys are with [`QkNorm::Rms`].
     pub value_norm: bool,
-    /// Pairs that each step writes.
+    /// Number of pairs that each step writes.
     pub window: usize,
     /// Which key a value is paired with.
     pub align: Align,
     /// Whether a token reads before or after its own write.
     pub read: Read,
-    /// Where the step size comes from.
+    /// How the step size is computed.
     pub gain: GainGate,
-    /// Where the decay comes from.
+    /// How the decay is computed.
     pub decay: DecayGate,
     /// The largest ridge, for [`DecayGate::Lambda`].
     pub lambda_scale: f64,
-    /// `σ(b)` of the ridge at the start, of the first head and of the last; the logits of those between are evenly
-    /// spaced.
+    /// The initial `σ(b)` of the ridge, for the first and the last head; the logits of the heads between them are
+    /// evenly spaced.
     #[serde(default = "before::lambda_init")]
     pub lambda_init: [f64; 2],
     /// `ε` of the step size `β / (E + λ + ε)`.
     #[serde(default = "before::step_eps")]
     pub step_eps: f64,
-    /// `ε_γ`: a ridge never takes the carry `γ = 1 − ηλ` below this; none lets it fall where it falls.
+    /// `ε_γ`, the least carry `γ = 1 − ηλ` that a ridge leaves. With none, the carry has no lower bound.
     #[serde(default = "before::gamma_floor")]
     pub gamma_floor: Option<f64>,
-    /// Normalisation of what was read.
+    /// Normalisation of the output of the mechanism.
     pub output_norm: OutputNorm,
-    /// Gate of what was read.
+    /// Gate on the output of the mechanism.
     pub output_gate: OutputGate,
-    /// Whether values are added to what was read, with a learned weight per head.
+    /// Whether values are added to the output of the mechanism, with a learned weight per head.
     pub value_skip: bool,
-    /// Base of rotary positions; none without them.
+    /// Base of rotary positions; with none, there are no rotary positions.
     pub rope_theta: Option<f64>,
     /// `ε` of all normalisations.
     pub norm_eps: f64,
 }
 
-/// Values of keys that models saved by earlier versions do not have.
+/// The mechanism that a configuration names: its key `mixer`.
+///
+/// ```
+/// use falcon_nn::MixerKind;
+///
+/// let kind: MixerKind = "falcon-1a".parse()?;
+/// assert!(matches!(kind, MixerKind::Rule(named) if named.rule().window == 1));
+/// assert_eq!("softmax".parse::<MixerKind>()?, MixerKind::Softmax);
+/// # Ok::<(), falcon_nn::ConfigError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum MixerKind {
+    /// Softmax attention, named `softmax`.
+    Softmax,
+    /// A fast-weight rule, by its name in [`Rule::ALL`].
+    Rule(NamedRule),
+}
+
+/// A rule of [`Rule::ALL`] with its name.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NamedRule {
+    name: &'static str,
+    rule: Rule,
+}
+
+impl NamedRule {
+    /// The name in [`Rule::ALL`].
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The rule with its own options, before a configuration changes any.
+    pub fn rule(&self) -> &Rule {
+        &self.rule
+    }
+}
+
+/// The name of softmax attention in configurations.
+const SOFTMAX: &str = "softmax";
+
+impl MixerKind {
+    /// Whether it is attention over a cache: queries are scaled then, and options of memories do not apply.
+    pub(crate) fn attends(&self) -> bool {
+        match self {
+            Self::Softmax => true,
+            Self::Rule(_) => false,
+        }
+    }
+
+    /// Whether every value column has a gain of its own.
+    pub(crate) fn each_column(&self) -> bool {
+        matches!(self, Self::Rule(named) if named.rule.columns == Columns::Each)
+    }
+}
+
+impl fmt::Display for MixerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Softmax => SOFTMAX,
+            Self::Rule(named) => named.name,
+        })
+    }
+}
+
+impl FromStr for MixerKind {
+    type Err = ConfigError;
+
+    fn from_str(name: &str) -> Result<Self, ConfigError> {
+        if name == SOFTMAX {
+            return Ok(Self::Softmax);
+        }
+        match Rule::ALL.into_iter().find(|(known, _)| *known == name) {
+            Some((name, rule)) => Ok(Self::Rule(NamedRule { name, rule })),
+            None => {
+                let known = nearest(name, Rule::ALL.iter().map(|(known, _)| *known).chain([SOFTMAX]));
+                Err(ConfigError::Unknown { what: "mixer", got: name.into(), known })
+            }
+        }
+    }
+}
+
+impl TryFrom<String> for MixerKind {
+    type Error = ConfigError;
+
+    fn try_from(name: String) -> Result<Self, ConfigError> {
+        name.parse()
+    }
+}
+
+impl From<MixerKind> for String {
+    fn from(kind: MixerKind) -> Self {
+        kind.to_string()
+    }
+}
+
+/// The mechanism of a layer, with every option of its configuration applied.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Mechanism {
+    /// Softmax attention over a cache that grows with the sequence.
+    Softmax,
+    /// A rule that writes to a memory of fixed size.
+    Rule(Rule),
+}
+
+/// Defaults of keys that configurations of earlier versions do not have.
 mod before {
-    use super::MatrixInit;
+    use crate::options::MatrixInit;
 
     pub fn matrix_init() -> MatrixInit {
         MatrixInit::FanIn
@@ -111,140 +223,31 @@ mod before {
     }
 }
 
-macro_rules! option {
-    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident),+ $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-        #[serde(rename_all = "kebab-case")]
-        pub enum $name { $($(#[$variant_doc])* $variant),+ }
-    };
-}
-
-option! {
-    /// An activation.
-    Activation {
-        /// `x`.
-        None,
-        /// `x σ(x)`.
-        Silu,
-    }
-}
-option! {
-    /// Normalisation of queries and keys.
-    QkNorm {
-        /// As they are.
-        None,
-        /// To a mean square of 1.
-        Rms,
-        /// To length 1.
-        L2,
-    }
-}
-option! {
-    /// Standard deviation of the initial matrices inside the blocks, for a residual stream of `d` numbers.
-    MatrixInit {
-        /// `1 / √fan_in`; those that end a residual branch are divided by the root of the number of branches.
-        FanIn,
-        /// `0.5 / √d`; those that end a residual branch are divided by the root of the number of layers.
-        HalfWidth,
-    }
-}
-option! {
-    /// Feature map of queries and keys.
-    FeatureMap {
-        /// `x`.
-        Identity,
-        /// `ELU(x) + 1`.
-        EluPlusOne,
-        /// `max(x, 0)`.
-        Relu,
-        /// `max(x, 0)²`.
-        SquaredRelu,
-        /// `x σ(x)`: Lightning attention.
-        Silu,
-    }
-}
-option! {
-    /// Where the step size comes from. `h` is the normalised input of the block.
-    GainGate {
-        /// It is 1.
-        None,
-        /// `β = 2σ(w·h)`, and `η = β / (E + λ + ε)`: the paper's ctx-β.
-        Beta,
-        /// `η = softplus(w·h + b) / Ē`, which is `1 / Ē` where `w·h = 0`: ctx-η, the control is the step size
-        /// itself and no energy divides it. `Ē` is the nominal energy of a normalised key
-        /// ([`MixerConfig::nominal_energy`]), the unit of `η`. A rule that erases has `η ≤ 2 / (Ē (1 + λ̄))`, so
-        /// that `η (E + λ) ≤ 2`.
-        Eta,
-        /// `η = σ(w·h)`: DeltaNet.
-        Sigmoid,
-        /// `η = Δ = softplus(w·h + b)`: Mamba-2. The decay uses the same `Δ`.
-        Delta,
-    }
-}
-option! {
-    /// Where the decay comes from.
-    DecayGate {
-        /// Nothing decays.
-        None,
-        /// A ridge `λ_scale σ(w·h + b)`: `λ̄`, in units of the energy, or `λ` itself where the rule takes it so, as `online-ridge` does.
-        Lambda,
-        /// `γ = 1 − 2^(−5−i)` for head `i`: RetNet.
-        Fixed,
-        /// `γ = exp(−(8 / H)(1 − l / L) i)` for head `i` of `H` in layer `l` of `L`, both counted from 0:
-        /// Lightning attention.
-        Lightning,
-        /// `γ = exp(−A Δ)`, `Δ = softplus(w·h + b)`, with a learned `A` for each head: Mamba-2, Gated DeltaNet.
-        Selective,
-    }
-}
-option! {
-    /// Normalisation of what was read.
-    OutputNorm {
-        /// As it is.
-        None,
-        /// Head by head.
-        Head,
-        /// All heads together.
-        All,
-    }
-}
-option! {
-    /// Gate of what was read.
-    OutputGate {
-        /// None.
-        None,
-        /// `norm(o) ⊙ silu(W h)`.
-        AfterNorm,
-        /// `norm(o ⊙ silu(W h))`.
-        BeforeNorm,
-    }
-}
-
-/// What is wrong with a configuration.
-#[derive(Clone, Debug, PartialEq, Error)]
+/// Why a configuration is refused.
+#[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum ConfigError {
-    /// A name that is none of those known.
+    /// A name that is not known.
     #[error("unknown {what} {got:?}; {known}")]
     Unknown {
-        /// What it should name.
+        /// What the name should stand for.
         what: &'static str,
         /// The name.
         got: String,
-        /// The nearest known, or all.
+        /// The most similar known name, or all of them.
         known: String,
     },
     /// A number outside its range.
     #[error("{name} must be {range}, got {got}")]
     Number {
-        /// Which number.
+        /// The key.
         name: &'static str,
-        /// What it may be.
+        /// The allowed values.
         range: String,
-        /// What it is.
+        /// The value.
         got: String,
     },
-    /// Two options that do not go together.
+    /// An option that needs another one.
     #[error("{first} needs {second}")]
     Together {
         /// The option.
@@ -252,77 +255,44 @@ pub enum ConfigError {
         /// What it needs.
         second: String,
     },
-    /// The options make no rule.
-    #[error("no such rule: {0}")]
+    /// Options that do not form a valid rule.
+    #[error("the options do not form a valid rule: {0}")]
     Rule(#[from] RuleError),
-    /// A model of another kind.
+    /// A model of another architecture.
     #[error(
         "model_type is {got:?}, a model of another architecture; only {MODEL_TYPE:?} can be opened, which `falcon train` and `falcon export` write"
     )]
     Architecture {
-        /// What the file says it is.
+        /// The `model_type` in the file.
         got: String,
     },
-    /// Not JSON, or not of this shape.
+    /// Text that is not JSON, or JSON that is not a configuration.
     #[error("not a configuration: {0}")]
-    Json(String),
+    Json(#[from] serde_json::Error),
 }
-
-/// Names that are listed, at most.
-const MANY: usize = 40;
-
-/// The name among `known` that is nearest to `got`, for error messages.
-pub fn nearest<'a>(got: &str, known: impl IntoIterator<Item = &'a str>) -> String {
-    let known: Vec<_> = known.into_iter().collect();
-    let best = known.iter().min_by_key(|name| distance(got, name));
-    match best {
-        None => "nothing else is there".into(),
-        Some(best) if distance(got, best) <= best.len().div_ceil(3) => format!("did you mean {best:?}?"),
-        Some(_) if known.len() > MANY => format!("known are {}, …", known[..MANY].join(", ")),
-        Some(_) => format!("known are {}", known.join(", ")),
-    }
-}
-
-/// Edits from one name to another.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, to) in b.iter().enumerate() {
-            let substitute = diagonal + usize::from(from != *to);
-            diagonal = row[j + 1];
-            row[j + 1] = substitute.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
-}
-
-/// The mixer that is no rule.
-pub(crate) const SOFTMAX: &str = "softmax";
 
 impl MixerConfig {
-    /// Whether this is softmax attention.
-    pub fn is_softmax(&self) -> bool {
-        self.mixer == SOFTMAX
+    /// `Ē`: the energy of a normalised key, or 1 if keys are not normalised. It is the largest energy that a
+    /// normalised key can have, and the feature maps allowed with [`GainGate::Eta`] do not raise it. So with
+    /// `η ≤ 2 / (Ē (1 + λ̄))` and `λ = λ̄ E`, `η (E + λ) ≤ 2 E / Ē ≤ 2`: a step never overshoots by more than it
+    /// descends.
+    pub fn nominal_energy(&self) -> f64 {
+        match self.qk_norm {
+            QkNorm::Rms => self.head_dim as f64,
+            QkNorm::L2 | QkNorm::None => 1.0,
+        }
     }
 
-    /// The rule with all options in place. Softmax attention has none, which is an error here.
-    pub fn rule(&self) -> Result<Rule, ConfigError> {
-        if self.is_softmax() {
-            let second = "a mixer other than \"softmax\", which has none".into();
-            return Err(ConfigError::Together { first: "a rule".into(), second });
+    /// The mechanism with all options applied. Options that the mechanism does not have are refused.
+    pub fn mechanism(&self) -> Result<Mechanism, ConfigError> {
+        match self.mixer {
+            MixerKind::Softmax => self.check_softmax().map(|()| Mechanism::Softmax),
+            MixerKind::Rule(named) => self.apply_to(named.rule).map(Mechanism::Rule),
         }
-        let named = Rule::ALL.into_iter().find(|(name, _)| *name == self.mixer);
-        let Some((_, rule)) = named else {
-            let known = Rule::ALL.iter().map(|(name, _)| *name).chain([SOFTMAX]);
-            return Err(ConfigError::Unknown {
-                what: "mixer",
-                got: self.mixer.clone(),
-                known: nearest(&self.mixer, known),
-            });
-        };
+    }
+
+    /// The rule with the options of this configuration in place of its own.
+    fn apply_to(&self, rule: Rule) -> Result<Rule, ConfigError> {
         let gain = match self.gain {
             GainGate::None => Gain::Unit,
             GainGate::Beta => Gain::Beta,
@@ -330,7 +300,8 @@ impl MixerConfig {
         };
         let decay = match (self.decay, rule.decay) {
             (DecayGate::None, _) => Decay::None,
-            (DecayGate::Lambda, given @ (Decay::Ridge | Decay::ScaledRidge { .. })) => given,
+            // Which kind of ridge is the rule's own.
+            (DecayGate::Lambda, ridge @ (Decay::Ridge | Decay::ScaledRidge { .. })) => ridge,
             (DecayGate::Lambda, _) => Decay::ScaledRidge { detach: false },
             (DecayGate::Fixed | DecayGate::Lightning | DecayGate::Selective, _) => Decay::Gate,
         };
@@ -348,22 +319,29 @@ impl MixerConfig {
         Ok(rule)
     }
 
-    /// `Ē`: the energy of a normalised key, and 1 for keys that are not. No key has more, and features that
-    /// [`GainGate::Eta`] is allowed with do not raise it. With `η ≤ 2 / (Ē (1 + λ̄))` and `λ = λ̄ E`, `η (E + λ) ≤
-    /// 2 E / Ē ≤ 2`: a step never overshoots by more than it descends.
-    pub fn nominal_energy(&self) -> f64 {
-        match self.qk_norm {
-            QkNorm::Rms => self.head_dim as f64,
-            QkNorm::L2 | QkNorm::None => 1.0,
+    fn check_softmax(&self) -> Result<(), ConfigError> {
+        let needs = [
+            (self.gain == GainGate::None, "gain \"none\""),
+            (self.decay == DecayGate::None, "decay \"none\""),
+            (self.window == 1, "window 1"),
+            (self.align == Align::Same, "align \"same\""),
+            (self.read == Read::After, "read \"after\""),
+            (self.num_key_heads == self.num_heads, "as many key heads as heads"),
+        ];
+        let unmet: Vec<_> = needs.into_iter().filter(|(met, _)| !met).map(|(_, need)| need).collect();
+        if unmet.is_empty() {
+            return Ok(());
         }
+        let second = format!("{}: it has no memory that is written to", unmet.join(", "));
+        Err(ConfigError::Together { first: format!("mixer {SOFTMAX:?}"), second })
     }
 
-    /// Whether there is a gain for each value column.
+    /// Whether every value column has a gain of its own.
     pub(crate) fn each_column(&self) -> bool {
-        self.rule().is_ok_and(|rule| rule.columns == Columns::Each)
+        self.mixer.each_column()
     }
 
-    /// Everything that can be wrong.
+    /// Checks every value and combination.
     pub fn validate(&self) -> Result<(), ConfigError> {
         for (name, value) in [
             ("num_heads", self.num_heads),
@@ -398,7 +376,7 @@ impl MixerConfig {
         if let Some(floor) = self.gamma_floor {
             number("gamma_floor", floor, (0.0..1.0).contains(&floor), "\"none\", or from 0 to below 1")?;
         }
-        // Without it a vector of zeros would be divided by 0.
+        // With ε = 0 a vector of zeros would be divided by 0.
         number("norm_eps", self.norm_eps, self.norm_eps as f32 > 0.0, "above 0, in 32 bits")?;
         if let Some(theta) = self.rope_theta {
             number("rope_theta", theta, theta > 1.0, "above 1")?;
@@ -410,27 +388,14 @@ impl MixerConfig {
                 got: self.head_dim.to_string(),
             });
         }
-        if self.is_softmax() {
-            let needs = [
-                (self.gain == GainGate::None, "gain \"none\""),
-                (self.decay == DecayGate::None, "decay \"none\""),
-                (self.window == 1, "window 1"),
-                (self.align == Align::Same, "align \"same\""),
-                (self.read == Read::After, "read \"after\""),
-                (self.num_key_heads == self.num_heads, "as many key heads as heads"),
-            ];
-            let unmet: Vec<_> = needs.into_iter().filter(|(met, _)| !met).map(|(_, need)| need).collect();
-            if unmet.is_empty() {
-                return Ok(());
-            }
-            let second = format!("{}: it has no memory that learns", unmet.join(", "));
-            return Err(ConfigError::Together { first: "mixer \"softmax\"".into(), second });
+        if self.mixer.attends() {
+            return self.mechanism().map(drop);
         }
         let memory = self.num_heads * self.head_dim * self.head_v_dim;
         between("num_heads times head_dim times head_v_dim", memory, 1, LARGEST_STATE)?;
         let width = self.num_key_heads * self.head_dim + self.num_heads * self.head_v_dim;
         between("window - 1 times the widths of keys and values", (self.window - 1) * width, 0, LARGEST_STATE)?;
-        self.rule()?;
+        self.mechanism()?;
         let known_energy =
             self.qk_norm != QkNorm::None && matches!(self.feature_map, FeatureMap::Identity | FeatureMap::Relu);
         if self.gain == GainGate::Eta && !known_energy {
@@ -455,11 +420,11 @@ impl MixerConfig {
     }
 }
 
-/// No layer is wider; so no product of sizes overflows.
+/// The largest width of a layer. It keeps products of sizes from overflowing.
 pub(crate) const WIDEST: usize = 1 << 20;
-/// Numbers that a layer keeps of one sequence, at most: a gigabyte.
+/// The most numbers that a layer may keep for one sequence: a gigabyte of them.
 const LARGEST_STATE: usize = 1 << 28;
-/// What the chunked form takes beside a chunk of its own length.
+/// The longest window that the chunked form takes together with a chunk of the usual length.
 const LONGEST_WINDOW: usize = Form::MAX_CHUNK_AND_WINDOW - 64;
 
 pub(crate) fn between(name: &'static str, value: usize, least: usize, most: usize) -> Result<(), ConfigError> {
@@ -469,8 +434,8 @@ pub(crate) fn between(name: &'static str, value: usize, least: usize, most: usiz
     Err(ConfigError::Number { name, range: format!("from {least} to {most}"), got: value.to_string() })
 }
 
-/// Keys of `config.json` that other programs write, and that say nothing about what the model computes.
-const FOREIGN: [&str; 20] = [
+/// Keys that other programs write to `config.json` and that do not change what the model computes.
+const FOREIGN: &[&str] = &[
     "_name_or_path",
     "architectures",
     "auto_map",
@@ -493,15 +458,15 @@ const FOREIGN: [&str; 20] = [
     "use_cache",
 ];
 
-/// The key of `config.json` that has the fingerprint of the tokenizer that a model was trained with.
+/// The key of `config.json` that holds the fingerprint of the tokenizer that the model was trained with.
 pub(crate) const TOKENIZER_KEY: &str = "tokenizer_fingerprint";
 
-/// What Hugging Face's transformers know the models by; the Python package `falcon_fwa` registers it.
+/// The `model_type` under which the Python package `falcon_fwa` registers the models with Hugging Face's transformers.
 const MODEL_TYPE: &str = "falcon_fwa";
-/// The class of the Python package that opens them.
+/// The class of the Python package that opens the models.
 const ARCHITECTURE: &str = "FalconFwaForCausalLM";
 
-/// `config.json`: the configuration, and what it is of.
+/// `config.json`: the configuration, and keys that identify the kind of model.
 #[derive(Serialize)]
 struct ConfigFile<'a> {
     model_type: &'static str,
@@ -513,7 +478,7 @@ struct ConfigFile<'a> {
 }
 
 impl ModelConfig {
-    /// Everything that can be wrong.
+    /// Checks every value and combination.
     pub fn validate(&self) -> Result<(), ConfigError> {
         for (name, value, least, most) in [
             ("vocab_size", self.vocab_size, 1, 1 << 26),
@@ -533,12 +498,12 @@ impl ModelConfig {
         self.mixer.validate()
     }
 
-    /// As `config.json` has it.
+    /// The text of `config.json`.
     pub fn to_json(&self) -> String {
         self.to_json_for(None)
     }
 
-    /// The same of a model whose tokenizer has this fingerprint, if it is known.
+    /// The text of `config.json`, with the fingerprint of the model's tokenizer if it is known.
     pub fn to_json_for(&self, tokenizer: Option<&str>) -> String {
         let file = ConfigFile {
             model_type: MODEL_TYPE,
@@ -549,13 +514,14 @@ impl ModelConfig {
         serde_json::to_string_pretty(&file).expect("a configuration is plain data")
     }
 
-    /// Reads `config.json`. Unknown keys are refused, but for those that other programs add: a misspelt one would go unnoticed.
+    /// Reads the text of `config.json`. Unknown keys are refused, because a misspelt key would otherwise go unnoticed;
+    /// keys that other programs are known to add are ignored.
     pub fn from_json(json: &str) -> Result<Self, ConfigError> {
-        let value: serde_json::Value = serde_json::from_str(json).map_err(|e| ConfigError::Json(e.to_string()))?;
+        let value: serde_json::Value = serde_json::from_str(json)?;
         if let Some(got) = value.get("model_type").and_then(|got| got.as_str()).filter(|got| *got != MODEL_TYPE) {
             return Err(ConfigError::Architecture { got: got.into() });
         }
-        let config: Self = serde_json::from_value(value.clone()).map_err(|e| ConfigError::Json(e.to_string()))?;
+        let config: Self = serde_json::from_value(value.clone())?;
         let known = serde_json::to_value(&config).expect("a configuration is plain data");
         if let (Some(got), Some(known)) = (value.as_object(), known.as_object())
             && let Some(unknown) =

@@ -1,7 +1,6 @@
-//! Models on disk: `config.json` and `model.safetensors`, as the field exchanges them; and their states.
+//! Models on disk, as `config.json` and `model.safetensors`, and saved states.
 
 mod arrays;
-mod error;
 mod shards;
 mod states;
 
@@ -9,104 +8,111 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use burn::tensor::Device;
+use falcon_base::{AtPath, files, nearest};
 use safetensors::tensor::TensorView;
 
-pub use self::arrays::{
-    ASIDE, Metadata, NamedArrays, aside_file, read_arrays, read_file, write_arrays, write_file,
-};
-pub use self::error::FileError;
-pub use self::shards::{INDEX_FILE, weight_files};
+pub use self::arrays::{Metadata, NamedArrays, read_arrays, write_arrays};
+pub use self::shards::{INDEX_FILE, WEIGHTS_FILE, weight_files};
 use self::shards::{Shard, shards};
-pub use self::states::{read_sealed, write_sealed};
-use crate::config::{ModelConfig, TOKENIZER_KEY, nearest};
+pub use self::states::SavedState;
+use crate::config::{ModelConfig, TOKENIZER_KEY};
+use crate::file_error::FileError;
 use crate::init::Init;
 use crate::model::Model;
 use crate::names::Parameter;
 
-/// Name of the configuration in a model's folder.
+/// Name of the configuration file in the folder of a model.
 pub const CONFIG_FILE: &str = "config.json";
-/// Name of the weights in a model's folder.
-pub const WEIGHTS_FILE: &str = "model.safetensors";
 
-/// No configuration is larger.
+/// The largest configuration that is read.
 const LARGEST_CONFIG: u64 = 1 << 24;
-/// No header of a safetensors file is larger; the library has the same limit.
+/// The largest header of a safetensors file; the library has the same limit.
 const LARGEST_HEADER: u64 = 100_000_000;
-/// The output matrix, which a file may have although it is the embedding.
+/// Name of the output matrix, which a file may hold even if the embedding serves as such.
 const OUTPUT: &str = "lm_head.weight";
-/// The embedding.
+/// Name of the embedding.
 const EMBEDDING: &str = "model.embeddings.weight";
 
 impl Model {
-    /// Writes `config.json` and `model.safetensors` to `folder`, which is made if need be. Each file is written aside and then put in
-    /// its place, so that a kill leaves the old one or the new one.
+    /// Writes `config.json` and `model.safetensors` to `folder`, which is created if necessary. Each file is replaced
+    /// atomically.
     pub fn save(&self, folder: &Path) -> Result<(), FileError> {
         self.save_for(folder, None)
     }
 
-    /// The same of a model whose tokenizer has this fingerprint, which `config.json` keeps: with another tokenizer
-    /// the model would read and write nonsense.
+    /// Like [`Model::save`], with the fingerprint of the model's tokenizer in `config.json`, by which another
+    /// tokenizer can be refused.
     pub fn save_for(&self, folder: &Path, tokenizer: Option<&str>) -> Result<(), FileError> {
-        std::fs::create_dir_all(folder).map_err(|error| FileError::Io { path: folder.into(), error })?;
+        std::fs::create_dir_all(folder).at(folder)?;
         let mut arrays = BTreeMap::new();
         self.visit_parameters(|name, _, values| {
             arrays.insert(name.to_string(), (values.shape.clone(), values.to_vec()));
         });
         write_arrays(&folder.join(WEIGHTS_FILE), &arrays)?;
-        let path = folder.join(CONFIG_FILE);
         let json = self.config().to_json_for(tokenizer);
-        write_file(&path, json.as_bytes()).map_err(|error| FileError::Io { path, error })
+        Ok(files::write_file(&folder.join(CONFIG_FILE), json.as_bytes())?)
     }
 
-    /// Reads what [`Model::save`] wrote, or the same model as others write it: with weights of 16 bits, which are
-    /// converted, in several files that an index lists, and with copies of what follows from the rest. Every name,
-    /// shape and number is checked.
+    /// Reads a model that [`Model::save`] or another program has written. Weights may be 16-bit floats, which are
+    /// converted, and may be in several files that an index lists. Copies of tied weights and rotary frequencies are
+    /// accepted if they are consistent. Every name, shape and number is checked.
     pub fn load(folder: &Path, device: &Device) -> Result<Self, FileError> {
+        Self::load_checked(folder, device, |_, _| Ok(()))
+    }
+
+    /// Like [`Model::load`], and shows `check` the bytes of every file before they are used: a caller compares
+    /// checksums without reading a file twice.
+    pub fn load_checked<E: From<FileError>>(
+        folder: &Path,
+        device: &Device,
+        mut check: impl FnMut(&Path, &[u8]) -> Result<(), E>,
+    ) -> Result<Self, E> {
         let path = folder.join(CONFIG_FILE);
-        let config = ModelConfig::from_json(&config_text(folder)?)
-            .map_err(|error| FileError::Config { path: path.clone(), error })?;
+        let json = config_text(folder)?;
+        check(&path, json.as_bytes())?;
+        let config =
+            ModelConfig::from_json(&json).map_err(|source| FileError::Config { path: path.clone(), source })?;
         let shards = shards(folder)?;
-        // A configuration of another model could ask for any amount of memory.
+        // Before memory is allocated for the model that the configuration describes.
         let mut bytes = 0;
         for Shard { path, .. } in &shards {
-            let about = std::fs::metadata(path).map_err(|error| FileError::Io { path: path.clone(), error })?;
-            bytes += about.len();
+            bytes += std::fs::metadata(path).at(path).map_err(FileError::from)?.len();
         }
         let weights = if shards.len() == 1 { shards[0].path.clone() } else { folder.join(INDEX_FILE) };
         let (got, expected) = (usize::try_from(bytes / 2).unwrap_or(usize::MAX), config.parameter_count());
         if expected > got.saturating_add(1 << 20) {
-            return Err(FileError::Count { path: weights, got, expected });
+            return Err(FileError::Count { path: weights, got, expected }.into());
         }
         let model = Self::with_init(&config, &mut Init::new(0, device).blank())
-            .map_err(|error| FileError::Config { path, error })?;
+            .map_err(|source| FileError::Config { path, source })?;
         let mut loading = Loading::new(&model);
-        shards.iter().try_for_each(|shard| loading.read(shard))?;
+        shards.iter().try_for_each(|shard| loading.read(shard, &mut check))?;
         let mut found = loading.finish(&weights)?;
         Ok(model.with_parameters(|name, _| found.remove(name).expect("every parameter was found")))
     }
 }
 
-/// The fingerprint of the tokenizer of the model in `folder`, if its configuration has it.
+/// The fingerprint of the tokenizer of the model in `folder`, if its configuration holds one.
 pub fn tokenizer_fingerprint(folder: &Path) -> Result<Option<String>, FileError> {
-    // What is wrong with a configuration is said where it is used.
+    // A configuration that cannot be parsed is reported where the model is loaded.
     let json: serde_json::Value = serde_json::from_str(&config_text(folder)?).unwrap_or_default();
     Ok(json[TOKENIZER_KEY].as_str().map(String::from))
 }
 
 fn config_text(folder: &Path) -> Result<String, FileError> {
     let path = folder.join(CONFIG_FILE);
-    String::from_utf8(read_file(&path, LARGEST_CONFIG)?)
-        .map_err(|error| FileError::Io { path, error: std::io::Error::other(error.utf8_error()) })
+    String::from_utf8(files::read_file(&path, LARGEST_CONFIG)?)
+        .map_err(|error| FileError::Text { path, source: error.utf8_error() })
 }
 
-/// The weights of a model on their way from files.
+/// The weights of a model while its files are read.
 struct Loading<'m> {
     config: &'m ModelConfig,
     parameters: Vec<Parameter>,
     found: BTreeMap<String, Vec<f32>>,
-    /// Tensors that are no parameters, with the file of each.
+    /// Tensors that are not parameters, with the file of each.
     unexpected: Vec<(String, std::path::PathBuf)>,
-    /// A copy of the embedding under the name of the output matrix, and its file.
+    /// A copy of the embedding under the name of the output matrix, with its file.
     copy: Option<(Vec<f32>, std::path::PathBuf)>,
 }
 
@@ -116,24 +122,29 @@ impl<'m> Loading<'m> {
         Self { config: model.config(), parameters: model.parameters(), found, unexpected, copy: None }
     }
 
-    fn read(&mut self, shard: &Shard) -> Result<(), FileError> {
+    fn read<E: From<FileError>>(
+        &mut self,
+        shard: &Shard,
+        check: &mut impl FnMut(&Path, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let Shard { path, tensors: listed } = shard;
-        // Four bytes for each number, and as much again for what may be there beside them.
+        // Four bytes for each number, and as much again for optional tensors.
         let most = 8 * self.config.parameter_count() as u64 + LARGEST_HEADER;
-        let bytes = read_file(path, most)?;
+        let bytes = files::read_file(path, most).map_err(FileError::from)?;
+        check(path, &bytes)?;
         let file = arrays::open(&bytes, path)?;
         let tensors = file.tensors();
         if let Some(listed) = listed {
             let wrong = |what: String| FileError::Index { path: path.with_file_name(INDEX_FILE), what };
             let file = path.file_name().unwrap_or_default().to_string_lossy();
             if let Some(name) = listed.iter().find(|name| !tensors.iter().any(|(there, _)| there == *name)) {
-                return Err(wrong(format!("tensor {name:?} should be in {file:?}, which does not have it")));
+                return Err(wrong(format!("tensor {name:?} should be in {file:?}, which does not have it")).into());
             }
             if let Some((name, _)) = tensors.iter().find(|(name, _)| !listed.contains(name)) {
-                return Err(wrong(format!("tensor {name:?} of {file:?} is not listed for that file")));
+                return Err(wrong(format!("tensor {name:?} of {file:?} is not listed for that file")).into());
             }
         }
-        tensors.into_iter().try_for_each(|(name, tensor)| self.add(name, &tensor, path))
+        Ok(tensors.into_iter().try_for_each(|(name, tensor)| self.add(name, &tensor, path))?)
     }
 
     fn add(&mut self, name: String, tensor: &TensorView<'_>, path: &Path) -> Result<(), FileError> {
@@ -153,7 +164,7 @@ impl<'m> Loading<'m> {
             let numbers = arrays::numbers(&name, tensor, path)?;
             let dim = config.mixer.head_dim;
             let frequency = |pair: usize| theta.powf(-2.0 * pair as f64 / dim as f64);
-            // Within the rounding of 16 bits.
+            // Within the rounding of 16-bit floats.
             let near = |(pair, got): (usize, &f32)| (f64::from(*got) / frequency(pair) - 1.0).abs() < 0.01;
             if numbers.len() != dim / 2 || !numbers.iter().enumerate().all(near) {
                 let what = "it must be rope_theta^(-2i / head_dim) for every pair i of a head";
@@ -165,10 +176,12 @@ impl<'m> Loading<'m> {
         Ok(())
     }
 
-    /// The numbers of every parameter. `weights` is the file that is named where one is missing.
+    /// The numbers of every parameter. Errors about missing parameters name the file `weights`.
     fn finish(self, weights: &Path) -> Result<BTreeMap<String, Vec<f32>>, FileError> {
         let Self { parameters, found, unexpected, copy, .. } = self;
-        if let Some(Parameter { name, shape }) = parameters.iter().find(|one| !found.contains_key(&one.name)) {
+        if let Some(Parameter { name, shape }) =
+            parameters.iter().find(|parameter| !found.contains_key(&parameter.name))
+        {
             let hint = nearest(name, unexpected.iter().map(|(name, _)| name.as_str()));
             let (path, name, shape) = (weights.into(), name.clone(), shape.clone());
             return Err(FileError::Missing { path, name, shape, hint });

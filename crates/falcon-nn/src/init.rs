@@ -1,40 +1,41 @@
-//! Initial values, from one seed and independent of the device.
+//! Initial values of parameters, determined by the seed and independent of the device.
 
 use burn::module::Param;
 use burn::tensor::{Device, Tensor, TensorData};
-use rand::rngs::StdRng;
+use rand::rngs::ChaCha12Rng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
 
-use crate::config::{ConfigError, MatrixInit, ModelConfig};
+use crate::config::{ConfigError, ModelConfig};
 use crate::ops::Engine;
+use crate::options::MatrixInit;
 
-/// Makes parameters.
+/// Makes the parameters of a layer or a model.
 pub struct Init {
-    /// None where all numbers are to be replaced.
-    rng: Option<StdRng>,
+    /// None if all numbers will be replaced anyway.
+    rng: Option<ChaCha12Rng>,
     device: Device,
     engine: Engine,
-    scale: Scale,
-    /// The layer that is made, and how many there are.
+    deviation: Deviation,
+    /// The index of the layer that is being made, and the number of layers.
     place: (usize, usize),
 }
 
 /// Standard deviations of matrices; see [`MatrixInit`].
 #[derive(Clone, Copy)]
-enum Scale {
+enum Deviation {
     FanIn { branches: usize },
     HalfWidth { width: usize, layers: usize },
 }
 
 impl Init {
-    /// Parameters on `device`, the same for the same `seed`.
+    /// Parameters on `device`, determined by `seed`.
     pub fn new(seed: u64, device: &Device) -> Self {
         Self {
-            rng: Some(StdRng::seed_from_u64(seed)),
+            rng: Some(ChaCha12Rng::seed_from_u64(seed)),
             device: device.clone(),
             engine: Engine::of(device),
-            scale: Scale::FanIn { branches: 1 },
+            deviation: Deviation::FanIn { branches: 1 },
             place: (0, 1),
         }
     }
@@ -44,43 +45,39 @@ impl Init {
         Self { rng: None, ..self }
     }
 
-    /// The same for the matrices of a whole model.
+    /// Uses the standard deviations of a whole model for the matrices that follow.
     pub(crate) fn model(self, config: &ModelConfig) -> Self {
         let layers = config.num_hidden_layers.max(1);
-        let scale = match config.matrix_init {
+        let deviation = match config.matrix_init {
             MatrixInit::FanIn => {
-                Scale::FanIn { branches: layers * if config.intermediate_size > 0 { 2 } else { 1 } }
+                Deviation::FanIn { branches: layers * if config.intermediate_size > 0 { 2 } else { 1 } }
             }
-            MatrixInit::HalfWidth => Scale::HalfWidth { width: config.hidden_size, layers },
+            MatrixInit::HalfWidth => Deviation::HalfWidth { width: config.hidden_size, layers },
         };
-        Self { scale, ..self }
+        Self { deviation, ..self }
     }
 
-    /// From here on for layer `layer` of `layers`, counted from 0.
+    /// The parameters that follow belong to layer `layer` of `layers`, counted from 0.
     pub(crate) fn at(&mut self, layer: usize, layers: usize) {
         self.place = (layer, layers);
     }
 
-    /// The layer that is made, counted from 0, and how many there are.
+    /// The index of the layer that is being made, counted from 0, and the number of layers.
     pub(crate) fn place(&self) -> (usize, usize) {
         self.place
     }
 
-    /// The same for layers that compute by `engine`, rather than by the fastest that the device has.
+    /// Makes layers compute with `engine` instead of the fastest one of the device.
     pub fn engine(self, engine: Engine) -> Self {
         Self { engine, ..self }
     }
 
-    pub(crate) fn layers_engine(&self) -> Engine {
-        self.engine
-    }
-
-    /// The engine, if the device has it.
+    /// The engine, or an error if the device does not have it.
     pub(crate) fn checked_engine(&self) -> Result<Engine, ConfigError> {
         check(self.engine, Engine::of(&self.device))
     }
 
-    /// Independent normal numbers.
+    /// Independent normal numbers with mean 0.
     pub(crate) fn normal<const D: usize>(&mut self, shape: [usize; D], std: f64) -> Param<Tensor<D>> {
         let count = shape.iter().product();
         let data = match &mut self.rng {
@@ -92,15 +89,15 @@ impl Init {
 
     /// A matrix `[out, in]` inside a block.
     pub(crate) fn matrix(&mut self, out: usize, inputs: usize) -> Param<Tensor<2>> {
-        self.normal([out, inputs], self.scale.inner(inputs))
+        self.normal([out, inputs], self.deviation.inner(inputs))
     }
 
     /// A matrix `[out, in]` that ends a residual branch.
     pub(crate) fn last_matrix(&mut self, out: usize, inputs: usize) -> Param<Tensor<2>> {
-        self.normal([out, inputs], self.scale.last(inputs))
+        self.normal([out, inputs], self.deviation.last(inputs))
     }
 
-    /// Numbers that are `f` of uniform ones in `[0, 1)`.
+    /// `f` of independent uniform numbers in `[0, 1)`.
     pub(crate) fn uniform<const D: usize>(
         &mut self,
         shape: [usize; D],
@@ -114,7 +111,7 @@ impl Init {
         self.tensor(data, shape)
     }
 
-    /// Given numbers.
+    /// The given numbers.
     pub(crate) fn values(&self, values: impl Iterator<Item = f64>) -> Param<Tensor<1>> {
         let data: Vec<_> = values.map(|x| x as f32).collect();
         let count = data.len();
@@ -126,7 +123,7 @@ impl Init {
     }
 }
 
-impl Scale {
+impl Deviation {
     fn inner(self, inputs: usize) -> f64 {
         match self {
             Self::FanIn { .. } => (inputs as f64).sqrt().recip(),
@@ -143,7 +140,7 @@ impl Scale {
     }
 }
 
-/// Every device has tensor operations, and one whose fastest engine are the kernels has those.
+/// Refuses kernels on a device without them. Tensor operations exist on every device.
 fn check(wanted: Engine, fastest: Engine) -> Result<Engine, ConfigError> {
     if wanted == Engine::Kernels && fastest != Engine::Kernels {
         let second = "Burn's CPU backend, Device::flex(); on other devices use Engine::Tensors".into();
@@ -157,10 +154,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_are_refused_where_there_are_none() {
+    fn kernels_are_refused_on_devices_without_them() {
         let (kernels, tensors) = (Engine::Kernels, Engine::Tensors);
         for (wanted, fastest) in [(kernels, kernels), (tensors, kernels), (tensors, tensors)] {
-            assert_eq!(check(wanted, fastest), Ok(wanted));
+            assert_eq!(check(wanted, fastest).unwrap(), wanted);
         }
         let said = check(kernels, tensors).unwrap_err().to_string();
         assert!(said.starts_with("Engine::Kernels needs Burn's CPU backend") && said.ends_with("Engine::Tensors"));

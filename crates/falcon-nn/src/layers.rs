@@ -1,9 +1,9 @@
-//! The small parts: matrices, normalisation, convolution, SwiGLU. Everything is `[tokens, features]`.
+//! The smaller layers: matrices, normalisation, convolution, SwiGLU. Activations are `[tokens, features]`.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Tensor, activation};
 
-use crate::config::Activation;
+use crate::context::Context;
 use crate::init::Init;
 use crate::ops::Engine;
 use crate::ops::conv::convolve;
@@ -12,6 +12,7 @@ use crate::ops::mlp::{Branch, mlp};
 use crate::ops::norm::{Norm, normalise};
 use crate::ops::project::Rms;
 use crate::ops::tensor::last;
+use crate::options::Activation;
 use crate::sequences::Sequences;
 
 /// `y = x Wᵀ`, without bias.
@@ -22,12 +23,12 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
-    /// `[out, in]`, inside a block.
+    /// A matrix `[out, in]` inside a block.
     pub(crate) fn matrix(out: usize, inputs: usize, init: &mut Init) -> Self {
         Self { weight: init.matrix(out, inputs) }
     }
 
-    /// `[out, in]`, the end of a residual branch.
+    /// A matrix `[out, in]` that ends a residual branch.
     pub(crate) fn last(out: usize, inputs: usize, init: &mut Init) -> Self {
         Self { weight: init.last_matrix(out, inputs) }
     }
@@ -39,23 +40,21 @@ pub(crate) struct RmsNorm {
     /// `[features]`.
     pub weight: Param<Tensor<1>>,
     eps: f64,
-    #[module(skip)]
-    engine: Engine,
 }
 
 impl RmsNorm {
     pub(crate) fn new(features: usize, eps: f64, init: &Init) -> Self {
-        Self { weight: init.values(std::iter::repeat_n(1.0, features)), eps, engine: init.layers_engine() }
+        Self { weight: init.values(std::iter::repeat_n(1.0, features)), eps }
     }
 
-    /// Its weight and its ε.
+    /// The weight and `ε`.
     pub(crate) fn parts(&self) -> Rms {
         (self.weight.val(), self.eps)
     }
 
-    /// Over the last axis.
-    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        normalise(self.engine, Norm::Rms, x, Some(self.weight.val()), self.eps)
+    /// Normalises over the last axis.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>, context: &Context<'_, '_>) -> Tensor<D> {
+        normalise(context.engine, Norm::Rms, x, Some(self.weight.val()), self.eps)
     }
 }
 
@@ -66,28 +65,32 @@ pub(crate) struct ShortConv {
     pub weight: Param<Tensor<3>>,
     #[module(skip)]
     activation: Activation,
-    #[module(skip)]
-    engine: Engine,
 }
 
 impl ShortConv {
     pub(crate) fn new(channels: usize, taps: usize, activation: Activation, init: &mut Init) -> Self {
         let bound = (taps as f64).sqrt().recip();
         let weight = init.uniform([channels, 1, taps], |u| bound * (2.0 * u - 1.0));
-        Self { weight, activation, engine: init.layers_engine() }
+        Self { weight, activation }
     }
 
-    /// `[tokens, channels]`. `past` holds the tokens before, `[sequences, taps − 1, channels]`, and is moved on.
-    pub(crate) fn forward(&self, x: Tensor<2>, sequences: &Sequences, past: &mut Option<Tensor<3>>) -> Tensor<2> {
-        let before = past.take();
-        *past = self.after(x.clone().detach(), sequences, before.clone());
-        if self.engine == Engine::Kernels {
-            return convolve(x, self.weight.val(), before, sequences, self.activation);
+    /// Filters `[tokens, channels]`. `before` holds the last tokens before these, `[sequences, taps − 1, channels]`;
+    /// the same is returned for the next call. With one tap there is nothing to keep.
+    pub(crate) fn forward(
+        &self,
+        x: Tensor<2>,
+        before: Option<Tensor<3>>,
+        context: &Context<'_, '_>,
+    ) -> (Tensor<2>, Option<Tensor<3>>) {
+        let sequences = context.sequences;
+        let after = self.after(x.clone().detach(), sequences, before.clone());
+        if context.engine == Engine::Kernels {
+            return (convolve(x, self.weight.val(), before, sequences, self.activation), after);
         }
         let y = match sequences.time() {
             Some(_) => self.batch(self.joined(x, sequences.count(), before)),
             None => {
-                // Of unequal length: one after the other.
+                // Sequences of unequal length run one after the other.
                 let parts = sequences.offsets().windows(2).enumerate().map(|(index, w)| {
                     let x = x.clone().slice_dim(0, w[0]..w[1]);
                     let before = before.clone().map(|before| before.slice_dim(0, index..index + 1));
@@ -96,13 +99,14 @@ impl ShortConv {
                 Tensor::cat(parts.collect(), 0)
             }
         };
-        match self.activation {
+        let y = match self.activation {
             Activation::None => y,
             Activation::Silu => activation::silu(y),
-        }
+        };
+        (y, after)
     }
 
-    /// `[batch · time, channels]` behind what was before, `[batch, taps − 1 + time, channels]`.
+    /// `[batch · time, channels]` appended to the tokens before, `[batch, taps − 1 + time, channels]`.
     fn joined(&self, x: Tensor<2>, batch: usize, before: Option<Tensor<3>>) -> Tensor<3> {
         let [channels, _, taps] = self.weight.dims();
         let [tokens, _] = x.dims();
@@ -114,8 +118,8 @@ impl ShortConv {
         Tensor::cat(vec![before.unwrap_or_else(fresh), x], 1)
     }
 
-    /// The last `taps − 1` tokens of each sequence, `[sequences, taps − 1, channels]`; none if there is but one tap. Always a copy: a view would
-    /// keep all tokens of the call until the next one.
+    /// The last `taps − 1` tokens of each sequence, `[sequences, taps − 1, channels]`, if there is more than one tap.
+    /// Always a copy: a view would keep all tokens of the call in memory until the next one.
     fn after(&self, x: Tensor<2>, sequences: &Sequences, before: Option<Tensor<3>>) -> Option<Tensor<3>> {
         let [channels, _, taps] = self.weight.dims();
         let (count, kept) = (sequences.count(), taps - 1);
@@ -163,8 +167,6 @@ pub(crate) struct SwiGlu {
     gate_proj: Linear,
     up_proj: Linear,
     down_proj: Linear,
-    #[module(skip)]
-    engine: Engine,
 }
 
 impl SwiGlu {
@@ -173,21 +175,20 @@ impl SwiGlu {
             gate_proj: Linear::matrix(inner, hidden, init),
             up_proj: Linear::matrix(inner, hidden, init),
             down_proj: Linear::last(hidden, inner, init),
-            engine: init.layers_engine(),
         }
     }
 
-    /// A branch of the residual stream, `x + mlp(norm(x))`.
-    pub(crate) fn branch(&self, x: Tensor<2>, norm: &RmsNorm) -> Tensor<2> {
+    /// The branch of the residual stream, `x + mlp(norm(x))`.
+    pub(crate) fn branch(&self, x: Tensor<2>, norm: &RmsNorm, context: &Context<'_, '_>) -> Tensor<2> {
         let [gate, up, down] = [&self.gate_proj, &self.up_proj, &self.down_proj].map(|linear| linear.weight.val());
-        match self.engine {
+        match context.engine {
             Engine::Kernels => {
                 let (norm, eps) = norm.parts();
                 mlp(x, Branch { norm, gate, up, down }, eps)
             }
             Engine::Tensors => {
-                let apply = |x: Tensor<2>, weight: Tensor<2>| linear(self.engine, x, weight);
-                let h = norm.forward(x.clone());
+                let apply = |x: Tensor<2>, weight: Tensor<2>| linear(context.engine, x, weight);
+                let h = norm.forward(x.clone(), context);
                 x + apply(activation::silu(apply(h.clone(), gate)) * apply(h, up), down)
             }
         }
@@ -202,16 +203,17 @@ mod tests {
 
     use super::*;
     use crate::ops::testing::compare;
+    use crate::probe::Probe;
 
-    /// Sequences of unequal length, in one block of rows and in more, that begin or go on, with any number of taps.
+    /// Sequences of unequal length, in one block of rows and in several, fresh or continued, with any number of taps.
     #[test]
-    fn the_convolution_is_its_tensor_operations() {
+    fn the_convolution_equals_its_tensor_operations() {
         let channels = 5;
         for (taps, activation) in [1, 2, 4, 5]
             .into_iter()
             .flat_map(|taps| [Activation::None, Activation::Silu].map(|activation| (taps, activation)))
         {
-            for (lengths, goes_on) in [(vec![3, 70, 1], false), (vec![3, 70, 1], true), (vec![9, 9], true)] {
+            for (lengths, continued) in [(vec![3, 70, 1], false), (vec![3, 70, 1], true), (vec![9, 9], true)] {
                 let (tokens, count) = (lengths.iter().sum::<usize>(), lengths.len());
                 let kept = taps - 1;
                 let shapes = [vec![tokens, channels], vec![channels, 1, taps], vec![count, kept.max(1), channels]];
@@ -219,11 +221,13 @@ mod tests {
                     let [x, weight, past] = inputs else { unreachable!("three inputs") };
                     let weight = weight.clone().reshape([channels, 1, taps]);
                     let weight = Param::initialized(ParamId::new(), weight);
-                    let layer = ShortConv { weight, activation, engine };
+                    let layer = ShortConv { weight, activation };
+                    let sequences = Sequences::packed(&lengths);
+                    let context =
+                        Context { engine, sequences: &sequences, rotary: None, probe: &mut Probe::none() };
                     let past = past.clone().detach().reshape([count, kept.max(1), channels]);
-                    let mut past = (goes_on && kept > 0).then_some(past);
-                    let x = x.clone().reshape([tokens, channels]);
-                    let y = layer.forward(x, &Sequences::packed(&lengths), &mut past);
+                    let past = (continued && kept > 0).then_some(past);
+                    let (y, past) = layer.forward(x.clone().reshape([tokens, channels]), past, &context);
                     let kept = past.map(|past| past.flatten(0, 2));
                     [y.flatten(0, 1)].into_iter().chain(kept).collect()
                 });
@@ -231,9 +235,9 @@ mod tests {
         }
     }
 
-    /// What is kept is a few rows of its own: it does not hold on to the tokens of the call.
+    /// What is kept for the next call is a copy of a few rows, not a view that keeps all tokens in memory.
     #[test]
-    fn what_is_kept_is_no_view() {
+    fn the_state_is_not_a_view() {
         let device = Device::flex();
         let channels = 5;
         let layer = ShortConv::new(channels, 4, Activation::None, &mut Init::new(0, &device));
@@ -241,8 +245,9 @@ mod tests {
             let sequences = Sequences::packed(&lengths);
             let x = Tensor::<2>::ones([sequences.tokens(), channels], &device);
             for before in [None, Some(Tensor::zeros([lengths.len(), 3, channels], &device))] {
-                let mut past = before.clone();
-                layer.forward(x.clone(), &sequences, &mut past);
+                let engine = Engine::Kernels;
+                let context = Context { engine, sequences: &sequences, rotary: None, probe: &mut Probe::none() };
+                let (_, past) = layer.forward(x.clone(), before, &context);
                 let past = past.expect("three taps look back");
                 assert_eq!(past.dims(), [lengths.len(), 3, channels]);
                 assert!(past.into_dispatch().can_mut(), "shared after {lengths:?}");

@@ -13,7 +13,7 @@
 //! let x = Tensor::<3>::random([2, 50, 64], Distribution::Default, &device);
 //! let y = layer.forward(x.clone());
 //!
-//! // The same in pieces, down to single tokens; the state does not grow.
+//! // The same in pieces, down to single tokens. The size of the state is fixed.
 //! let mut state = layer.state(2);
 //! let first = layer.resume(x.clone().slice([0..2, 0..30]), &mut state);
 //! let rest = layer.resume(x.slice([0..2, 30..50]), &mut state);
@@ -24,9 +24,9 @@
 //!
 //! # A model
 //!
-//! [`ModelConfig::preset`] knows the models of the paper and those they are compared with ([`PRESETS`]), in six
-//! sizes ([`SIZES`]). Every option of a preset is a field of its configuration; [`Model::save`] and
-//! [`Model::load`] keep it as `config.json` beside `model.safetensors`.
+//! [`ModelConfig::preset`] makes the models of the paper and those they are compared with ([`PRESETS`]), in several
+//! sizes ([`SIZES`]). Every option of a preset is a field of its configuration. [`Model::save`] writes it to
+//! `config.json` beside `model.safetensors`, and [`Model::load`] reads both.
 //!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};
@@ -40,12 +40,15 @@
 //!
 //! # Two engines
 //!
-//! On Burn's CPU backend the rules run in `falcon-kernels`, as differentiable operations; on every other device they run in tensor
-//! operations, chunk by chunk, with Burn's own gradients. [`Model::engine`] says which, and tests compare the two.
+//! On Burn's CPU backend the rules run in `falcon-kernels`, as differentiable operations. On every other device they
+//! run in tensor operations, chunk by chunk, with Burn's own gradients. [`Model::engine`] tells which engine a model
+//! has; tests compare the two.
 //!
-//! What the paper leaves open, and what is done here, is in `docs/choices.md`.
+//! `docs/choices.md` lists the choices that the paper leaves open, and how they are made here.
 
 mod config;
+mod context;
+mod file_error;
 mod files;
 mod init;
 mod layers;
@@ -54,24 +57,24 @@ mod model;
 pub mod mup;
 mod names;
 mod ops;
+mod options;
 mod presets;
 mod probe;
 mod rotary;
 mod sequences;
 
-pub use config::{
-    Activation, ConfigError, DecayGate, FeatureMap, GainGate, MatrixInit, MixerConfig, ModelConfig, OutputGate,
-    OutputNorm, QkNorm, nearest,
-};
+pub use config::{ConfigError, Mechanism, MixerConfig, MixerKind, ModelConfig, NamedRule};
+pub use file_error::FileError;
 pub use files::{
-    ASIDE, CONFIG_FILE, FileError, INDEX_FILE, Metadata, NamedArrays, WEIGHTS_FILE, aside_file, read_arrays,
-    read_file, read_sealed, tokenizer_fingerprint, weight_files, write_arrays, write_file, write_sealed,
+    CONFIG_FILE, INDEX_FILE, Metadata, NamedArrays, SavedState, WEIGHTS_FILE, read_arrays, tokenizer_fingerprint,
+    weight_files, write_arrays,
 };
 pub use init::Init;
 pub use mixer::{Mixer, MixerState};
 pub use model::{Model, ModelState};
 pub use names::{Parameter, Values};
 pub use ops::Engine;
-pub use ops::loss::{IGNORED, Prediction, cross_entropy, predictions};
+pub use ops::loss::{Prediction, cross_entropy, loss_and_predictions, predictions};
+pub use options::{Activation, DecayGate, FeatureMap, GainGate, MatrixInit, OutputGate, OutputNorm, QkNorm};
 pub use presets::{PRESETS, SIZES};
 pub use sequences::Sequences;

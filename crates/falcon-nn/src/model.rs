@@ -1,9 +1,10 @@
-//! A language model: embedding, blocks, norm, output.
+//! A language model: embedding, blocks, norm, output matrix.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor};
 
 use crate::config::{ConfigError, ModelConfig};
+use crate::context::Context;
 use crate::init::Init;
 use crate::layers::{Linear, RmsNorm, SwiGlu};
 use crate::mixer::{Mixer, MixerState};
@@ -12,7 +13,6 @@ use crate::ops::Engine;
 use crate::ops::embedding::embed;
 use crate::ops::linear::linear;
 use crate::probe::Probe;
-use crate::rotary::Rotary;
 use crate::sequences::Sequences;
 
 /// Pre-norm blocks between an embedding and an output matrix, which may be the same.
@@ -28,7 +28,7 @@ pub struct Model {
     engine: Engine,
 }
 
-/// A row for every token.
+/// One row for every token of the vocabulary.
 #[derive(Module, Debug)]
 pub(crate) struct Embedding {
     /// `[vocabulary, hidden]`.
@@ -44,26 +44,26 @@ pub(crate) struct Block {
     mlp: Option<SwiGlu>,
 }
 
-/// What a model keeps of a batch of sequences: the states of its mixers.
+/// What a model keeps for a batch of sequences: the states of its mixers.
 #[derive(Clone, Debug)]
 pub struct ModelState {
     pub(crate) layers: Vec<MixerState>,
 }
 
 impl ModelState {
-    /// Tokens of each sequence so far.
+    /// Number of tokens of each sequence so far.
     pub fn positions(&self) -> &[usize] {
-        &self.layers[0].positions
+        self.layers.first().map_or(&[], |layer| &layer.positions)
     }
 
-    /// Numbers held, in bytes.
+    /// Size of all its numbers, in bytes.
     pub fn bytes(&self) -> usize {
         self.layers.iter().map(MixerState::bytes).sum()
     }
 }
 
 impl ModelConfig {
-    /// A model with the initial parameters of `seed`, on the fastest engine that `device` has.
+    /// Makes a model with the initial parameters of `seed`, on the fastest engine of `device`.
     pub fn init(&self, seed: u64, device: &Device) -> Result<Model, ConfigError> {
         Model::new(self, Engine::of(device), seed, device)
     }
@@ -80,32 +80,24 @@ impl Block {
         })
     }
 
-    /// Its token mixer.
+    /// The token mixer.
     pub(crate) fn mixer(&self) -> &Mixer {
         &self.attn
     }
 
-    fn forward(
-        &self,
-        x: Tensor<2>,
-        sequences: &Sequences,
-        rotary: Option<&Rotary>,
-        state: &mut MixerState,
-        probe: &mut Probe<'_>,
-    ) -> Tensor<2> {
-        let x = self.attn.mix(x, Some(&self.attn_norm), sequences, rotary, state, probe);
-        probe.see("attn", &x);
-        let x = match (&self.mlp_norm, &self.mlp) {
-            (Some(norm), Some(mlp)) => mlp.branch(x, norm),
-            _ => return x,
-        };
-        probe.see("mlp", &x);
-        x
+    fn forward(&self, x: Tensor<2>, state: MixerState, context: &mut Context<'_, '_>) -> (Tensor<2>, MixerState) {
+        let (mut x, state) = self.attn.mix(x, Some(&self.attn_norm), state, context);
+        context.probe.show("attn", &x);
+        if let (Some(norm), Some(mlp)) = (&self.mlp_norm, &self.mlp) {
+            x = mlp.branch(x, norm, context);
+            context.probe.show("mlp", &x);
+        }
+        (x, state)
     }
 }
 
 impl Model {
-    /// A model with the initial parameters of `seed`, computing by `engine`.
+    /// Makes a model with the initial parameters of `seed` that computes with `engine`.
     pub fn new(config: &ModelConfig, engine: Engine, seed: u64, device: &Device) -> Result<Self, ConfigError> {
         config.validate()?;
         Self::with_init(config, &mut Init::new(seed, device).engine(engine).model(config))
@@ -135,48 +127,49 @@ impl Model {
         })
     }
 
-    /// Its blocks, first to last.
+    /// The blocks, first to last.
     pub(crate) fn layers(&self) -> &[Block] {
         &self.layers
     }
 
-    /// What it was made from.
+    /// The configuration that the model was made from.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// How it computes: settled when it is made or loaded, by the device it is on. Where there are no kernels that is by
-    /// [`Engine::Tensors`]; nothing changes engines silently.
+    /// The engine that the model computes with, chosen when it is made or loaded. On devices without kernels it is
+    /// [`Engine::Tensors`]; the engine never changes silently.
     pub fn engine(&self) -> Engine {
         self.engine
     }
 
-    /// Where its parameters are.
+    /// The device of the parameters.
     pub fn device(&self) -> Device {
         self.embeddings.weight.val().device()
     }
 
-    /// The state before the first token of `sequences` sequences.
+    /// The state of `sequences` sequences before their first token.
     pub fn state(&self, sequences: usize) -> ModelState {
         ModelState { layers: self.layers.iter().map(|layer| layer.attn.state(sequences)).collect() }
     }
 
-    /// The states of some sequences of `state`, in this order; one may be taken more than once, to go on from it in many ways.
+    /// The states of the given sequences, in this order. A sequence may be given more than once, to be continued in
+    /// several ways.
     ///
     /// # Panics
     ///
-    /// If there is no such sequence.
+    /// If a sequence does not exist.
     pub fn select(&self, state: &ModelState, sequences: &[usize]) -> ModelState {
         self.check_depth(state);
         let layers = self.layers.iter().zip(&state.layers);
         ModelState { layers: layers.map(|(layer, state)| layer.attn.owner().select(state, sequences)).collect() }
     }
 
-    /// The sequences of all these states side by side, one state after the other: to be gone on with together.
+    /// One state with the sequences of all given states, one state after the other, to be continued together.
     ///
     /// # Panics
     ///
-    /// If there is none, or if they are not all of this model.
+    /// If no state is given, or if one belongs to another model.
     pub fn join(&self, mut states: Vec<ModelState>) -> ModelState {
         assert!(!states.is_empty(), "no states to join");
         states.iter().for_each(|state| self.check_depth(state));
@@ -195,100 +188,142 @@ impl Model {
         self.resume(tokens, &mut self.state(batch))
     }
 
-    /// Logits `[batch, time, vocabulary]` of the next tokens `[batch, time]`, moving `state` on.
+    /// Logits `[batch, time, vocabulary]` of the next tokens `[batch, time]` of sequences; advances `state`.
     pub fn resume(&self, tokens: Tensor<2, Int>, state: &mut ModelState) -> Tensor<3> {
         let [batch, time] = tokens.dims();
         if batch * time == 0 {
             return Tensor::zeros([batch, time, self.config.vocab_size], &self.device());
         }
-        let logits = self.run(tokens.reshape([batch * time]), &Sequences::uniform(batch, time), state);
+        let tokens: Vec<u32> = tokens.into_data().iter::<u32>().collect();
+        let logits = self.run(&tokens, &Sequences::uniform(batch, time), state);
         logits.reshape([batch, time, self.config.vocab_size])
     }
 
-    /// Logits `[sequences, vocabulary]` after one more token of each sequence, `[sequences]`.
-    pub fn step(&self, tokens: Tensor<1, Int>, state: &mut ModelState) -> Tensor<2> {
-        let sequences = Sequences::uniform(tokens.dims()[0], 1);
-        self.run(tokens, &sequences, state)
+    /// Logits `[sequences, vocabulary]` after one more token of each sequence; advances `state`.
+    pub fn step(&self, tokens: &[u32], state: &mut ModelState) -> Tensor<2> {
+        self.run(tokens, &Sequences::uniform(tokens.len(), 1), state)
     }
 
-    /// Logits `[tokens, vocabulary]` of packed sequences: of any length, side by side, moving `state` on.
+    /// Logits `[tokens, vocabulary]` of the next tokens of packed sequences, which may differ in length; advances
+    /// `state`.
     ///
     /// ```
-    /// use burn::tensor::{Device, Tensor};
+    /// use burn::tensor::Device;
     /// use falcon_nn::{ModelConfig, Sequences};
     ///
-    /// let device = Device::flex();
-    /// let model = ModelConfig::preset("falcon-1.3", "micro", 12)?.init(0, &device)?;
+    /// let model = ModelConfig::preset("falcon-1.3", "micro", 12)?.init(0, &Device::flex())?;
     /// let mut state = model.state(2);
     /// // Two tokens of the first sequence, three of the second.
-    /// let logits = model.run(Tensor::from_data([1, 2, 3, 4, 5], &device), &Sequences::packed(&[2, 3]), &mut state);
+    /// let logits = model.run(&[1, 2, 3, 4, 5], &Sequences::packed(&[2, 3]), &mut state);
     /// assert_eq!((logits.dims(), state.positions()), ([5, 12], &[2, 3][..]));
     ///
-    /// // Two ways to go on from the second, and beside them one that has read nothing.
+    /// // Two ways to continue the second, and beside them a fresh sequence.
     /// let twice = model.select(&state, &[1, 1]);
     /// let mut state = model.join(vec![twice, model.state(1)]);
-    /// let logits = model.step(Tensor::from_data([6, 7, 8], &device), &mut state);
+    /// let logits = model.step(&[6, 7, 8], &mut state);
     /// assert_eq!((logits.dims(), state.positions()), ([3, 12], &[4, 4, 1][..]));
     /// # Ok::<(), falcon_nn::ConfigError>(())
     /// ```
     ///
     /// # Panics
     ///
-    /// If there are other tokens than the sequences have, or if `state` is of another model or of other sequences.
-    pub fn run(&self, tokens: Tensor<1, Int>, sequences: &Sequences, state: &mut ModelState) -> Tensor<2> {
+    /// If the sequences do not have as many tokens as are given, if a token is outside the vocabulary, or if `state`
+    /// belongs to another model or to other sequences. After a panic later than these checks, `state` is empty and
+    /// every call refuses it.
+    pub fn run(&self, tokens: &[u32], sequences: &Sequences, state: &mut ModelState) -> Tensor<2> {
         let x = self.hidden(tokens, sequences, state);
         self.logits(x)
     }
 
-    /// What the output matrix is applied to, `[tokens, hidden]`.
-    pub fn hidden(&self, tokens: Tensor<1, Int>, sequences: &Sequences, state: &mut ModelState) -> Tensor<2> {
+    /// The final hidden states, `[tokens, hidden]`, from which [`Model::logits`] computes logits; advances `state`.
+    pub fn hidden(&self, tokens: &[u32], sequences: &Sequences, state: &mut ModelState) -> Tensor<2> {
         self.probed(tokens, sequences, state, &mut Probe::none())
     }
 
-    /// Calls `see` with the name and the numbers of every tensor on the way to the logits of fresh packed sequences, in the order they
-    /// are computed: `embeddings`; then those of each layer, such as `layers.0.attn.q` and, where it has them, its gates,
-    /// `layers.0.attn.beta` or `eta`, `lambda` and `gamma`; then `norm` and `logits`.
-    pub fn observe(&self, tokens: Tensor<1, Int>, sequences: &Sequences, mut see: impl FnMut(&str, &[f32])) {
+    /// Runs fresh packed sequences and calls `see` with the name and the numbers of every intermediate tensor, in the
+    /// order in which they are computed: `embeddings`; for each layer tensors such as `layers.0.attn.q` and, if it has
+    /// them, its gates `layers.0.attn.beta` or `eta`, `lambda` and `gamma`; then `norm` and `logits`.
+    pub fn observe(&self, tokens: &[u32], sequences: &Sequences, mut see: impl FnMut(&str, &[f32])) {
         let mut probe = Probe::new(&mut see);
         let hidden = self.probed(tokens, sequences, &mut self.state(sequences.count()), &mut probe);
-        probe.see("logits", &self.logits(hidden));
+        probe.show("logits", &self.logits(hidden));
     }
 
-    /// A state of another model would leave layers out.
+    /// Refuses a state of another model, some of whose layers would be left out.
     pub(crate) fn check_depth(&self, state: &ModelState) {
-        assert_eq!(self.layers.len(), state.layers.len(), "layers of the model, and of the state");
+        assert_eq!(
+            self.layers.len(),
+            state.layers.len(),
+            "the state must have as many layers as the model; after a call that panicked it has none"
+        );
     }
 
     fn probed(
         &self,
-        tokens: Tensor<1, Int>,
+        tokens: &[u32],
         sequences: &Sequences,
         state: &mut ModelState,
         probe: &mut Probe<'_>,
     ) -> Tensor<2> {
-        assert_eq!(tokens.dims()[0], sequences.tokens(), "tokens given, and tokens of the sequences");
+        assert_eq!(tokens.len(), sequences.tokens(), "the sequences must have as many tokens as are given");
         self.check_depth(state);
         if sequences.tokens() == 0 {
             return Tensor::zeros([0, self.config.hidden_size], &self.device());
         }
         let rotary = self.layers[0].attn.rotary(sequences, state.positions());
+        let mut context = Context { engine: self.engine, sequences, rotary, probe };
         let mut x = embed(self.engine, self.embeddings.weight.val(), tokens);
-        probe.see("embeddings", &x);
-        for (index, (layer, state)) in self.layers.iter().zip(&mut state.layers).enumerate() {
-            probe.enter_layer(index);
-            x = layer.forward(x, sequences, rotary.as_ref(), state, probe);
+        context.probe.show("embeddings", &x);
+        // A panic leaves the state without layers, so that no later call uses a state of which only some have advanced.
+        let before = std::mem::take(&mut state.layers);
+        let mut after = Vec::with_capacity(before.len());
+        for (index, (layer, before)) in self.layers.iter().zip(before).enumerate() {
+            context.probe.enter_layer(index);
+            let (y, state) = layer.forward(x, before, &mut context);
+            x = y;
+            after.push(state);
         }
-        probe.leave_layers();
-        let x = self.norm.forward(x);
-        probe.see("norm", &x);
+        state.layers = after;
+        context.probe.leave_layers();
+        let x = self.norm.forward(x, &context);
+        context.probe.show("norm", &x);
         x
     }
 
-    /// Logits from [`Model::hidden`].
+    /// Logits from the hidden states of [`Model::hidden`].
     pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
         let output = self.lm_head.as_ref().map_or(&self.embeddings.weight, |head| &head.weight);
         let multiplier = mup::output_multiplier(&self.config);
         let hidden = if multiplier == 1.0 { hidden } else { hidden.mul_scalar(multiplier) };
         linear(self.engine, hidden, output.val())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    /// A call that panics between two layers leaves a state that later calls refuse.
+    #[test]
+    fn the_state_of_a_call_that_panicked_is_refused() {
+        let device = Device::flex();
+        for name in ["falcon-1.3", "transformer"] {
+            let model = ModelConfig::preset(name, "micro", 9).unwrap().init(0, &device).unwrap();
+            let mut state = model.state(1);
+            let mut see = |name: &str, _: &[f32]| assert!(!name.starts_with("layers.1."), "stop here");
+            let mut run = |see: &mut dyn FnMut(&str, &[f32])| {
+                let sequences = Sequences::uniform(1, 2);
+                catch_unwind(AssertUnwindSafe(|| {
+                    model.probed(&[1, 2], &sequences, &mut state, &mut Probe::new(see));
+                }))
+            };
+            assert!(run(&mut |_, _| {}).is_ok());
+            assert!(run(&mut see).is_err());
+            let refused = run(&mut |_, _| {}).unwrap_err();
+            let message = refused.downcast_ref::<String>().expect("a formatted message");
+            assert!(message.contains("after a call that panicked it has none"), "{name}: {message}");
+        }
     }
 }

@@ -1,6 +1,6 @@
-//! Width scaling: settings found on a narrow model serve a wide one.
+//! Width scaling (μP): hyperparameters found on a narrow model transfer to a wide one.
 //!
-//! With `m` the width over [`ModelConfig::mup_base_width`], and AdamW:
+//! With `m` the hidden size divided by [`ModelConfig::mup_base_width`], and AdamW:
 //!
 //! | parameters | initial deviation | learning rate |
 //! |---|---|---|
@@ -8,17 +8,17 @@
 //! | embedding, and the output matrix | constant | 1 |
 //! | norms, convolutions, biases | constant | 1 |
 //!
-//! and logits are multiplied by `1 / m`. Heads grow in number, not in width, so the scale of attention stays. The deviation needs no switch:
-//! it is the usual one.
+//! Logits are multiplied by `1 / m`. Wider models have more heads, not wider ones, so that the scale of attention
+//! stays. The initial deviations need no option: they are the usual ones.
 
 use crate::config::ModelConfig;
 
-/// What logits are multiplied by.
+/// The factor that logits are multiplied by.
 pub(crate) fn output_multiplier(config: &ModelConfig) -> f64 {
     config.mup_base_width as f64 / config.hidden_size as f64
 }
 
-/// What the learning rate of a parameter is multiplied by, given its name in a checkpoint and its shape.
+/// The factor of a parameter's learning rate, from its name in a checkpoint and its shape.
 pub fn learning_rate_multiplier(config: &ModelConfig, name: &str, shape: &[usize]) -> f64 {
     let inside = shape.len() == 2 && name.contains(".layers.");
     if inside { output_multiplier(config) } else { 1.0 }

@@ -3,8 +3,10 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Gradients, Tensor, TensorData};
 
-use crate::config::{DecayGate, GainGate, MixerConfig, ModelConfig, OutputGate, OutputNorm};
+use crate::config::Mechanism;
+use crate::config::{MixerConfig, ModelConfig};
 use crate::model::Model;
+use crate::options::{DecayGate, GainGate, OutputGate, OutputNorm};
 
 /// One parameter of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,30 +32,33 @@ impl Model {
         self.visit(&mut Visitor { path: Stack::default(), f });
     }
 
-    /// The gradient of every parameter, by name, in the order of [`Model::parameters`]; zeros where the loss does not depend on it.
-    pub fn gradients(&self, grads: &Gradients) -> Vec<(String, Vec<f32>)> {
+    /// The gradient of every parameter, in the order of [`Model::parameters`]; zeros where the loss does not depend on
+    /// it. The gradients are moved out, not copied.
+    pub fn gradients(&self, mut grads: Gradients) -> Vec<Vec<f32>> {
         let mut found = Vec::new();
-        self.visit_parameters(|name, _, values| found.push((name.to_string(), values.gradient(grads))));
+        self.visit_parameters(|_, _, values| found.push(values.take_gradient(&mut grads)));
         found
     }
 
-    /// Replaces the values of every parameter by what `f` makes of them, as many: a step of plain gradient descent, say.
+    /// Changes the values of all parameters at once, in the order of [`Model::parameters`]. This is how an optimizer
+    /// takes a step. Values that no clone of the model shares are changed in place.
     ///
     /// ```
     /// use burn::tensor::{Device, Int, Tensor};
     /// use falcon_nn::{ModelConfig, cross_entropy};
     ///
     /// let device = Device::flex().autodiff();
-    /// let model = ModelConfig::preset("falcon-1a.3", "micro", 12)?.init(0, &device)?;
+    /// let mut model = ModelConfig::preset("falcon-1a.3", "micro", 12)?.init(0, &device)?;
     /// let tokens = || Tensor::<2, Int>::from_data([[1, 2, 3, 4, 5]], &device);
-    /// let loss = |logits: Tensor<3>| cross_entropy(logits.reshape([5, 12]), &[2, 3, 4, 5, 6]);
+    /// let targets = [2, 3, 4, 5, 6].map(Some);
+    /// let loss = |logits: Tensor<3>| cross_entropy(logits.reshape([5, 12]), &targets);
     ///
     /// let before = loss(model.forward(tokens()));
-    /// let mut grads = model.gradients(&before.backward()).into_iter();
-    /// let model = model.with_parameters(|name, values| {
-    ///     let (of, grad) = grads.next().expect("as many as parameters, in their order");
-    ///     assert_eq!(of, name);
-    ///     values.to_vec().iter().zip(grad).map(|(x, g)| x - 0.001 * g).collect()
+    /// let gradients = model.gradients(before.backward());
+    /// model.update_parameters(|parameters| {
+    ///     for (values, gradient) in parameters.iter_mut().zip(&gradients) {
+    ///         values.iter_mut().zip(gradient).for_each(|(x, g)| *x -= 0.001 * g);
+    ///     }
     /// });
     /// let after = loss(model.forward(tokens()));
     /// assert!(after.into_scalar::<f32>() < before.into_scalar::<f32>());
@@ -62,9 +67,29 @@ impl Model {
     ///
     /// # Panics
     ///
-    /// If `f` returns fewer numbers than the parameter has, or more.
-    pub fn with_parameters(self, f: impl FnMut(&str, Values<'_>) -> Vec<f32>) -> Self {
-        self.map(&mut Mapper { path: Stack::default(), f })
+    /// If `update` changes the length of a parameter. A panic within `update` leaves a model without values.
+    pub fn update_parameters(&mut self, update: impl FnOnce(&mut [Vec<f32>])) {
+        // With an empty model in its place, nothing shares the values that are moved out and back.
+        let empty = self.clone().map(&mut Empty);
+        let mut taken = Taken::default();
+        let empty_again = std::mem::replace(self, empty).map(&mut taken);
+        update(&mut taken.values);
+        *self = empty_again.map(&mut PutBack(taken.values.into_iter().zip(taken.places)));
+    }
+
+    /// Replaces the values of every parameter by what `f` returns for its name.
+    ///
+    /// # Panics
+    ///
+    /// If `f` returns fewer values than the parameter has, or more.
+    pub fn with_parameters(mut self, mut f: impl FnMut(&str, Vec<f32>) -> Vec<f32>) -> Self {
+        let parameters = self.parameters();
+        self.update_parameters(|values| {
+            for (values, parameter) in values.iter_mut().zip(parameters) {
+                *values = f(&parameter.name, std::mem::take(values));
+            }
+        });
+        self
     }
 }
 
@@ -81,16 +106,16 @@ impl Values<'_> {
         self.tensor.values()
     }
 
-    /// The gradient of a loss, row-major; zeros where the loss does not depend on the parameter.
-    pub fn gradient(&self, grads: &Gradients) -> Vec<f32> {
-        self.tensor.gradient(grads).unwrap_or_else(|| vec![0.0; self.shape.iter().product()])
+    /// Moves the gradient of a loss out of `grads`, row-major; zeros where the loss does not depend on the parameter.
+    fn take_gradient(&self, grads: &mut Gradients) -> Vec<f32> {
+        self.tensor.take_gradient(grads).unwrap_or_else(|| vec![0.0; self.shape.iter().product()])
     }
 }
 
 /// A tensor, whatever its rank.
 trait Numbers {
     fn values(&self) -> Vec<f32>;
-    fn gradient(&self, grads: &Gradients) -> Option<Vec<f32>>;
+    fn take_gradient(&self, grads: &mut Gradients) -> Option<Vec<f32>>;
 }
 
 impl<const D: usize> Numbers for Tensor<D> {
@@ -98,9 +123,14 @@ impl<const D: usize> Numbers for Tensor<D> {
         self.to_data().try_to_vec().expect("parameters are f32")
     }
 
-    fn gradient(&self, grads: &Gradients) -> Option<Vec<f32>> {
-        self.grad(grads).map(|grad| grad.values())
+    fn take_gradient(&self, grads: &mut Gradients) -> Option<Vec<f32>> {
+        self.grad_remove(grads).map(into_vec)
     }
+}
+
+/// The values of a tensor; moved, not copied, where nothing else holds them.
+fn into_vec<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_into_vec().expect("parameters are f32")
 }
 
 /// Where in the module tree one is.
@@ -144,25 +174,49 @@ impl<V: FnMut(&str, ParamId, Values<'_>)> ModuleVisitor for Visitor<V> {
     }
 }
 
-struct Mapper<M> {
-    path: Stack,
-    f: M,
-}
+/// Leaves every parameter without values.
+struct Empty;
 
-impl<M: FnMut(&str, Values<'_>) -> Vec<f32>> ModuleMapper for Mapper<M> {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.0.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.0.pop();
-    }
-
+impl ModuleMapper for Empty {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, tensor, mapper) = param.consume();
-        let new = (self.f)(&self.path.name(), Values { shape: tensor.dims().to_vec(), tensor: &tensor });
-        let new = Tensor::from_data(TensorData::new(new, tensor.dims()), &tensor.device());
-        Param::from_mapped_value(id, if tensor.is_require_grad() { new.require_grad() } else { new }, mapper)
+        Param::from_mapped_value(id, Tensor::zeros([0; D], &tensor.device()), mapper)
+    }
+}
+
+/// What [`Taken`] remembers of a parameter: its shape and whether it is trained.
+struct Place {
+    shape: Vec<usize>,
+    trained: bool,
+}
+
+/// Takes the values out of all parameters and leaves empty tensors behind.
+#[derive(Default)]
+struct Taken {
+    values: Vec<Vec<f32>>,
+    places: Vec<Place>,
+}
+
+impl ModuleMapper for Taken {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, tensor, mapper) = param.consume();
+        self.places.push(Place { shape: tensor.dims().to_vec(), trained: tensor.is_require_grad() });
+        let empty = Tensor::zeros([0; D], &tensor.device());
+        self.values.push(into_vec(tensor));
+        Param::from_mapped_value(id, empty, mapper)
+    }
+}
+
+/// Puts values back where [`Taken`] found them.
+struct PutBack<I>(I);
+
+impl<I: Iterator<Item = (Vec<f32>, Place)>> ModuleMapper for PutBack<I> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, empty, mapper) = param.consume();
+        let (values, Place { shape, trained }) = self.0.next().expect("as many as were taken");
+        assert_eq!(values.len(), shape.iter().product::<usize>(), "values, and values of the parameter");
+        let tensor = Tensor::from_data(TensorData::new(values, shape), &empty.device());
+        Param::from_mapped_value(id, if trained { tensor.require_grad() } else { tensor }, mapper)
     }
 }
 
@@ -192,13 +246,16 @@ impl MixerConfig {
 
     /// Numbers in the memory matrices of a layer, for one sequence. Softmax attention has none of fixed size.
     pub fn memory_size(&self) -> usize {
-        self.rule().map_or(0, |rule| self.num_heads * self.head_dim * rule.state_columns(self.head_v_dim))
+        match self.mechanism() {
+            Ok(Mechanism::Rule(rule)) => self.num_heads * self.head_dim * rule.state_columns(self.head_v_dim),
+            Ok(Mechanism::Softmax) | Err(_) => 0,
+        }
     }
 
     /// All numbers that a layer keeps of one sequence: memory, last key, tails of the window and of the
     /// convolutions. None for softmax attention, whose cache grows.
     pub fn state_size(&self) -> Option<usize> {
-        let rule = self.rule().ok()?;
+        let Ok(Mechanism::Rule(rule)) = self.mechanism() else { return None };
         let (keys, values) = (self.num_key_heads * self.head_dim, self.num_heads * self.head_v_dim);
         let tail = rule.tail_capacity() * (keys + values);
         let conv = self.conv_size.saturating_sub(1) * (2 * keys + values);

@@ -1,15 +1,14 @@
-//! The models of the paper, by name. A preset is data: a mixer's options, and sizes.
+//! The models of the paper and those it compares with, by name. A preset is data: the options of a mixer, and sizes.
 
-use falcon_kernels::Rule;
+use falcon_base::nearest;
 use falcon_kernels::rule::{Align, Read};
 
-use crate::config::{
-    Activation, ConfigError, DecayGate, FeatureMap, GainGate, MatrixInit, MixerConfig, ModelConfig, OutputGate,
-    OutputNorm, QkNorm, SOFTMAX, WIDEST, between, nearest,
-};
+use crate::config::MixerKind;
+use crate::config::{ConfigError, MixerConfig, ModelConfig, WIDEST, between};
+use crate::options::{Activation, DecayGate, FeatureMap, GainGate, MatrixInit, OutputGate, OutputNorm, QkNorm};
 
 /// Names of all presets.
-pub const PRESETS: [&str; 17] = [
+pub const PRESETS: &[&str] = &[
     "falcon-1a.1",
     "falcon-1a.2",
     "falcon-1a.3",
@@ -30,35 +29,43 @@ pub const PRESETS: [&str; 17] = [
 ];
 
 /// Names of all sizes.
-pub const SIZES: [&str; 6] = ["micro", "tiny", "tiny-wide", "small", "130m", "340m"];
+pub const SIZES: &[&str] = &["micro", "tiny", "tiny-wide", "small", "130m", "340m"];
 
-/// What a size means before a preset adapts it.
-struct Size {
+/// The dimensions of a size, before a preset adapts them.
+struct Dimensions {
     hidden: usize,
     layers: usize,
     heads: usize,
-    /// Width of a head. All together may be wider than the residual stream.
+    /// Width of a head. The heads together may be wider than the residual stream.
     head_dim: usize,
-    /// Inner width of Falcon's SwiGLU, 8/3 of the residual stream. Other mixers get what makes a block of as many
-    /// parameters.
+    /// Inner width of Falcon's SwiGLU, 8/3 of the hidden size. Models with other mixers get the width that gives a
+    /// block the same number of parameters.
     intermediate: usize,
-    /// The Transformer's, where the paper's has fewer parameters than the rows it is compared with.
+    /// Inner width of the Transformer's SwiGLU, for sizes at which the paper's Transformer has fewer parameters than
+    /// the models it is compared with.
     transformer: Option<usize>,
-    /// Layers of a model without SwiGLU.
+    /// Number of layers of a model without SwiGLU.
     alone: usize,
 }
 
-fn size(name: &str) -> Result<Size, ConfigError> {
-    // At this width 320 is 8/3 to the nearest multiple of 64, and closest to as many parameters as Mamba-2 has in
-    // whole layers.
-    let tiny =
-        Size { hidden: 128, layers: 4, heads: 4, head_dim: 32, intermediate: 320, transformer: None, alone: 6 };
+fn size(name: &str) -> Result<Dimensions, ConfigError> {
+    // 320 is the multiple of 64 nearest to 8/3 of this hidden size, and comes closest to the number of parameters that
+    // Mamba-2 can have with whole layers.
+    let tiny = Dimensions {
+        hidden: 128,
+        layers: 4,
+        heads: 4,
+        head_dim: 32,
+        intermediate: 320,
+        transformer: None,
+        alone: 6,
+    };
     Ok(match name {
-        "micro" => Size { layers: 2, alone: 3, ..tiny },
+        "micro" => Dimensions { layers: 2, alone: 3, ..tiny },
         "tiny" => tiny,
-        // Sums of many digits need several heads that are not narrow.
-        "tiny-wide" => Size { head_dim: 64, intermediate: 336, alone: 9, ..tiny },
-        "small" => Size {
+        // Addition of many digits needs several heads that are not narrow.
+        "tiny-wide" => Dimensions { head_dim: 64, intermediate: 336, alone: 9, ..tiny },
+        "small" => Dimensions {
             hidden: 320,
             layers: 8,
             heads: 5,
@@ -67,7 +74,7 @@ fn size(name: &str) -> Result<Size, ConfigError> {
             transformer: None,
             alone: 15,
         },
-        "130m" => Size {
+        "130m" => Dimensions {
             hidden: 768,
             layers: 12,
             heads: 6,
@@ -76,7 +83,7 @@ fn size(name: &str) -> Result<Size, ConfigError> {
             transformer: Some(2048),
             alone: 24,
         },
-        "340m" => Size {
+        "340m" => Dimensions {
             hidden: 1024,
             layers: 24,
             heads: 8,
@@ -86,15 +93,15 @@ fn size(name: &str) -> Result<Size, ConfigError> {
             alone: 50,
         },
         _ => {
-            let known = nearest(name, SIZES);
+            let known = nearest(name, SIZES.iter().copied());
             return Err(ConfigError::Unknown { what: "size", got: name.into(), known });
         }
     })
 }
 
 impl MixerConfig {
-    /// A mixer by name, for a residual stream of `hidden` numbers: as in the paper, or to be changed from there. Those
-    /// without a SwiGLU beside them, `mamba2` and `falcon-1a-deep`, have heads of their own and ignore `heads`.
+    /// The mixer of a preset, for a model of hidden size `hidden`. Any field may then be changed. The presets without
+    /// a SwiGLU, `mamba2` and `falcon-1a-deep`, choose their number of heads themselves and ignore `heads`.
     pub fn preset(name: &str, hidden: usize, heads: usize) -> Result<Self, ConfigError> {
         let wrong =
             |name, range: String, got: usize| Err(ConfigError::Number { name, range, got: got.to_string() });
@@ -103,59 +110,66 @@ impl MixerConfig {
             return Err(ConfigError::Together { first: "a preset NAME@OTHER".into(), second });
         }
         if heads == 0 {
-            return wrong("num_heads", "1 at least".into(), heads);
+            return wrong("num_heads", "at least 1".into(), heads);
         }
         between("hidden_size", hidden, 1, WIDEST)?;
         if !stands_alone(name) && !hidden.is_multiple_of(heads) {
             return wrong("hidden_size", format!("a multiple of num_heads = {heads}"), hidden);
         }
-        Self::of_heads(name, hidden, heads, hidden / heads)
+        Self::with_heads(name, hidden, heads, hidden / heads)
     }
 
-    /// The same with heads of a given width, which need not divide the residual stream.
-    fn of_heads(name: &str, hidden: usize, heads: usize, width: usize) -> Result<Self, ConfigError> {
+    /// The mixer of a preset with heads of a given width, which need not divide the hidden size.
+    fn with_heads(name: &str, hidden: usize, heads: usize, width: usize) -> Result<Self, ConfigError> {
         let wrong =
             |name, range: String, got: usize| Err(ConfigError::Number { name, range, got: got.to_string() });
-        let base = |mixer: &str| Self {
-            mixer: mixer.into(),
-            num_heads: heads,
-            num_key_heads: heads,
-            head_dim: width,
-            head_v_dim: width,
-            conv_size: 4,
-            conv_activation: Activation::None,
-            qk_norm: QkNorm::Rms,
-            feature_map: FeatureMap::Identity,
-            scale_queries: false,
-            value_norm: false,
-            window: Rule::ALL.iter().find(|(known, _)| *known == mixer).map_or(1, |(_, rule)| rule.window),
-            align: Align::Same,
-            read: Read::After,
-            gain: GainGate::None,
-            decay: DecayGate::None,
-            lambda_scale: 0.95,
-            lambda_init: [0.01, 0.01],
-            step_eps: 1e-3,
-            gamma_floor: Some(0.01),
-            output_norm: OutputNorm::Head,
-            output_gate: OutputGate::None,
-            value_skip: false,
-            rope_theta: None,
-            norm_eps: 1e-5,
+        let base = |kind: MixerKind| {
+            // The rule's own options hold unless a preset replaces them below.
+            let (window, align, read) = match kind {
+                MixerKind::Softmax => (1, Align::Same, Read::After),
+                MixerKind::Rule(named) => (named.rule().window, named.rule().align, named.rule().read),
+            };
+            Self {
+                mixer: kind,
+                num_heads: heads,
+                num_key_heads: heads,
+                head_dim: width,
+                head_v_dim: width,
+                conv_size: 4,
+                conv_activation: Activation::None,
+                qk_norm: QkNorm::Rms,
+                feature_map: FeatureMap::Identity,
+                scale_queries: false,
+                value_norm: false,
+                window,
+                align,
+                read,
+                gain: GainGate::None,
+                decay: DecayGate::None,
+                lambda_scale: 0.95,
+                lambda_init: [0.01, 0.01],
+                step_eps: 1e-3,
+                gamma_floor: Some(0.01),
+                output_norm: OutputNorm::Head,
+                output_gate: OutputGate::None,
+                value_skip: false,
+                rope_theta: None,
+                norm_eps: 1e-5,
+            }
         };
-        // The authors' block: SiLU after the convolution, next-latent alignment, a context-conditioned ridge, a
-        // gate on the output. The number says how keys and step size are normalised.
-        let falcon = |rule: &str, qk_norm, gain| Self {
+        let rule = |name: &str| base(name.parse().expect("presets name rules that exist"));
+        // The authors' block: SiLU after the convolution, a context-conditioned ridge, a gate on the output. The digit
+        // after the dot tells how keys and step size are normalised.
+        let falcon = |name: &str, qk_norm, gain| Self {
             conv_activation: Activation::Silu,
-            align: Align::Next,
             qk_norm,
             gain,
             decay: DecayGate::Lambda,
             output_gate: OutputGate::AfterNorm,
-            ..base(rule)
+            ..rule(name)
         };
-        // Mamba-2's block: everything is in the mixer, which is twice as wide as the residual stream.
-        let alone = |rule: &str| Self {
+        // Mamba-2's block: a mixer twice as wide as the residual stream, and no SwiGLU.
+        let alone = |name: &str| Self {
             num_heads: 2 * hidden / 64.min(2 * hidden),
             num_key_heads: 1,
             head_dim: 128.min(hidden),
@@ -164,7 +178,7 @@ impl MixerConfig {
             output_norm: OutputNorm::All,
             output_gate: OutputGate::BeforeNorm,
             value_skip: true,
-            ..base(rule)
+            ..rule(name)
         };
         let config = match name {
             "falcon-1a.1" => falcon("falcon-1a", QkNorm::L2, GainGate::Beta),
@@ -177,16 +191,19 @@ impl MixerConfig {
             "falcon-3.1" => falcon("falcon-3", QkNorm::L2, GainGate::Beta),
             "falcon-3.3" => falcon("falcon-3", QkNorm::Rms, GainGate::Eta),
             // The authors' baseline: rotary positions, RMS norm of queries and keys.
-            "transformer" => {
-                Self { conv_size: 0, output_norm: OutputNorm::None, rope_theta: Some(10_000.0), ..base(SOFTMAX) }
-            }
+            "transformer" => Self {
+                conv_size: 0,
+                output_norm: OutputNorm::None,
+                rope_theta: Some(10_000.0),
+                ..base(MixerKind::Softmax)
+            },
             // Katharopoulos et al.: φ = ELU + 1, divided by the total weight.
             "linear-attention" => Self {
                 conv_size: 0,
                 qk_norm: QkNorm::None,
                 feature_map: FeatureMap::EluPlusOne,
                 output_norm: OutputNorm::None,
-                ..base("normalised-linear-attention")
+                ..rule("normalised-linear-attention")
             },
             // Sun et al.: rotary positions, a fixed decay per head, values twice as wide as keys, group norm,
             // swish gate.
@@ -198,7 +215,7 @@ impl MixerConfig {
                 decay: DecayGate::Fixed,
                 output_gate: OutputGate::AfterNorm,
                 rope_theta: Some(10_000.0),
-                ..base("retnet")
+                ..rule("retnet")
             },
             // Qin et al.: a fixed decay per head and layer, SiLU features, a norm over all heads, a gate.
             "lightning" => Self {
@@ -208,9 +225,9 @@ impl MixerConfig {
                 decay: DecayGate::Lightning,
                 output_norm: OutputNorm::All,
                 output_gate: OutputGate::AfterNorm,
-                ..base("retnet")
+                ..rule("retnet")
             },
-            // Dao and Gu: twice the width, one group of B and C, no SwiGLU beside it.
+            // Dao and Gu: twice the width, one group of B and C, no SwiGLU.
             "mamba2" | "falcon-1a-deep" if 2 * hidden > 64 && !hidden.is_multiple_of(32) => {
                 return wrong("hidden_size", "a multiple of 32, half the width of a Mamba-2 head".into(), hidden);
             }
@@ -220,10 +237,9 @@ impl MixerConfig {
                 decay: DecayGate::Selective,
                 ..alone("mamba-2")
             },
-            // Ours: the rule and the gates of Falcon-1A.1, with a ridge that is spread over the heads, in Mamba-2's
-            // block. Half as many layers again for the parameters of the SwiGLU.
+            // Ours: the rule and the gates of Falcon-1A.1 in Mamba-2's block, with ridges spread over the heads. It has
+            // half as many layers again, for the parameters that the SwiGLU would have.
             "falcon-1a-deep" => Self {
-                align: Align::Next,
                 qk_norm: QkNorm::L2,
                 gain: GainGate::Beta,
                 decay: DecayGate::Lambda,
@@ -235,7 +251,7 @@ impl MixerConfig {
                 conv_activation: Activation::Silu,
                 qk_norm: QkNorm::L2,
                 gain: GainGate::Sigmoid,
-                ..base("deltanet")
+                ..rule("deltanet")
             },
             // Yang et al.: keys of three quarters of the width, values twice as wide, a decay from context, a
             // gate.
@@ -247,10 +263,10 @@ impl MixerConfig {
                 gain: GainGate::Sigmoid,
                 decay: DecayGate::Selective,
                 output_gate: OutputGate::AfterNorm,
-                ..base("gated-deltanet")
+                ..rule("gated-deltanet")
             },
             _ => {
-                let known = nearest(name, PRESETS);
+                let known = nearest(name, PRESETS.iter().copied());
                 return Err(ConfigError::Unknown { what: "preset", got: name.into(), known });
             }
         };
@@ -259,21 +275,21 @@ impl MixerConfig {
     }
 }
 
-/// Whether a preset has no SwiGLU beside its mixer, and more layers instead.
+/// Whether a preset has no SwiGLU, and more layers instead.
 fn stands_alone(preset: &str) -> bool {
     matches!(preset, "mamba2" | "falcon-1a-deep")
 }
 
-/// What SwiGLU widths are multiples of, where they make up for a mixer's parameters.
+/// SwiGLU widths that make up for the parameters of a mixer are changed in steps of this size.
 const STEP: f64 = 8.0;
 
 impl ModelConfig {
-    /// A model by the names of a preset and a size. `NAME@OTHER` is the preset `NAME` whose memory is as large as
-    /// that of the preset `OTHER`: its keys are made narrower or wider until it is.
+    /// The model of a preset and a size. `NAME@OTHER` is the preset `NAME` with keys made narrower or wider until its
+    /// memory is as large as that of the preset `OTHER`.
     pub fn preset(name: &str, size_name: &str, vocab_size: usize) -> Result<Self, ConfigError> {
         let size = size(size_name)?;
         let (base, other) = name.split_once('@').map_or((name, None), |(base, other)| (base, Some(other)));
-        let mut mixer = MixerConfig::of_heads(base, size.hidden, size.heads, size.head_dim)?;
+        let mut mixer = MixerConfig::with_heads(base, size.hidden, size.heads, size.head_dim)?;
         let layers = if stands_alone(base) { size.alone } else { size.layers };
         if let Some(other) = other {
             let other = Self::preset(other, size_name, vocab_size)?;
@@ -283,7 +299,7 @@ impl ModelConfig {
             (base, _) if stands_alone(base) => 0,
             ("transformer", Some(given)) => given,
             _ => {
-                let falcon = MixerConfig::of_heads("falcon-1a.3", size.hidden, size.heads, size.head_dim)?;
+                let falcon = MixerConfig::with_heads("falcon-1a.3", size.hidden, size.heads, size.head_dim)?;
                 let count = |mixer: &MixerConfig| mixer.parameter_count(size.hidden) as f64;
                 let spare = (count(&falcon) - count(&mixer)) / (3 * size.hidden) as f64;
                 let inner = size.intermediate as f64 + STEP * (spare / STEP).round();
@@ -307,22 +323,18 @@ impl ModelConfig {
 }
 
 impl MixerConfig {
-    /// Makes keys narrower or wider until the memory has `share` times the numbers of `other`'s, as nearly as
-    /// whole even widths allow.
+    /// Makes keys narrower or wider until the memory has `share` times as many numbers as that of `other`, as nearly
+    /// as whole even widths allow.
     fn match_memory(&mut self, other: &Self, share: f64) -> Result<(), ConfigError> {
-        let refused = |which: &str| {
-            let second = format!("memories of fixed size; that of {which} grows with the sequence");
-            Err(ConfigError::Together { first: "a preset NAME@OTHER".into(), second })
-        };
-        match (self.is_softmax(), other.is_softmax()) {
-            (true, _) => refused("NAME"),
-            (_, true) => refused("OTHER"),
-            (false, false) => {
-                let wanted = share * other.memory_size() as f64 / (self.num_heads * self.head_v_dim) as f64;
-                self.head_dim = 2 * ((wanted / 2.0).round() as usize).max(1);
-                Ok(())
+        for (preset, config) in [("NAME", &*self), ("OTHER", other)] {
+            if config.mixer.attends() {
+                let second = format!("memories of fixed size; that of {preset} grows with the sequence");
+                return Err(ConfigError::Together { first: "a preset NAME@OTHER".into(), second });
             }
         }
+        let wanted = share * other.memory_size() as f64 / (self.num_heads * self.head_v_dim) as f64;
+        self.head_dim = 2 * ((wanted / 2.0).round() as usize).max(1);
+        Ok(())
     }
 }
 
@@ -330,15 +342,15 @@ impl MixerConfig {
 mod tests {
     use super::*;
 
-    /// Rows of a table have as many parameters, within 2%; the paper's Transformer has fewer.
+    /// The models of one size have the same number of parameters within 2%; the paper's Transformer has fewer.
     #[test]
-    fn models_of_one_size_have_as_many_parameters() {
+    fn models_of_one_size_have_equally_many_parameters() {
         for (size, vocabulary) in
             [("micro", 4096), ("tiny", 4096), ("tiny-wide", 14), ("small", 8192), ("130m", 50257), ("340m", 50257)]
         {
             let count = |name: &str| ModelConfig::preset(name, size, vocabulary).unwrap().parameter_count() as f64;
             let falcon = count("falcon-1a.3");
-            for name in PRESETS {
+            for &name in PRESETS {
                 let paper = name == "transformer" && matches!(size, "130m" | "340m");
                 let (least, most) = if paper { (0.92, 0.95) } else { (0.98, 1.02) };
                 let ratio = count(name) / falcon;

@@ -1,45 +1,46 @@
-//! A look at what a model computes on its way.
+//! Observation of intermediate tensors.
 
 use burn::tensor::Tensor;
 
-type See<'a> = &'a mut dyn FnMut(&str, &[f32]);
+type Callback<'a> = &'a mut dyn FnMut(&str, &[f32]);
 
-/// Calls back with the name and the numbers of every tensor it is shown; most probes look at nothing and cost nothing.
+/// Calls a callback with the name and the values of every tensor that is passed to [`Probe::show`]. Without a callback
+/// it does nothing.
 pub(crate) struct Probe<'a> {
-    path: String,
-    see: Option<See<'a>>,
+    prefix: String,
+    callback: Option<Callback<'a>>,
 }
 
 impl<'a> Probe<'a> {
-    /// Looks at nothing.
+    /// A probe without a callback.
     pub fn none() -> Self {
-        Self { path: String::new(), see: None }
+        Self { prefix: String::new(), callback: None }
     }
 
-    pub fn new(see: See<'a>) -> Self {
-        Self { path: String::new(), see: Some(see) }
+    pub fn new(callback: Callback<'a>) -> Self {
+        Self { prefix: String::new(), callback: Some(callback) }
     }
 
-    /// What follows is of layer `index`.
+    /// Prefixes the names of the tensors that follow with `layers.{index}.`.
     pub fn enter_layer(&mut self, index: usize) {
-        if self.see.is_some() {
-            self.path = format!("layers.{index}.");
+        if self.callback.is_some() {
+            self.prefix = format!("layers.{index}.");
         }
     }
 
-    /// What follows is of no layer.
+    /// Removes the prefix of the layer.
     pub fn leave_layers(&mut self) {
-        self.path.clear();
+        self.prefix.clear();
     }
 
     pub fn is_on(&self) -> bool {
-        self.see.is_some()
+        self.callback.is_some()
     }
 
-    pub fn see<const D: usize>(&mut self, name: &str, tensor: &Tensor<D>) {
-        if let Some(see) = &mut self.see {
-            let numbers = tensor.to_data().try_to_vec::<f32>().expect("activations are f32");
-            see(&format!("{}{name}", self.path), &numbers);
+    pub fn show<const D: usize>(&mut self, name: &str, tensor: &Tensor<D>) {
+        if let Some(callback) = &mut self.callback {
+            let values = tensor.to_data().try_to_vec::<f32>().expect("activations are f32");
+            callback(&format!("{}{name}", self.prefix), &values);
         }
     }
 }

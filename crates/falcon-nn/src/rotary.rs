@@ -1,4 +1,4 @@
-//! Rotary positions: pairs of features turned by an angle that grows with the position.
+//! Rotary positions: pairs of features are rotated by an angle that grows with the position.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use crate::ops::Engine;
 use crate::ops::turn::{Angles, turn};
 use crate::sequences::Sequences;
 
-/// Cosines and sines for the tokens of one call; all layers share them.
+/// Cosines and sines for the tokens of one call, shared by all layers.
 #[derive(Clone, Debug)]
 pub(crate) enum Rotary {
     /// For [`Engine::Kernels`].
     Kernels(Arc<Angles>),
-    /// For [`Engine::Tensors`], cosines and sines, `[tokens, 1, dim / 2]` each.
+    /// For [`Engine::Tensors`]: cosines and sines, `[tokens, 1, dim / 2]` each.
     Tensors(Box<[Tensor<3>; 2]>),
 }
 
 impl Rotary {
-    /// For sequences of which `start` tokens each have been before.
+    /// The rotations of sequences that have had `start` tokens each before this call.
     pub fn new(
         theta: f64,
         dim: usize,
@@ -43,7 +43,7 @@ impl Rotary {
         }
     }
 
-    /// Turns `[tokens, heads, dim]`, and multiplies by `scale`; feature `i` goes with feature `i + dim / 2`.
+    /// Rotates `[tokens, heads, dim]`, feature `i` together with feature `i + dim / 2`, and multiplies by `scale`.
     pub fn turn(&self, x: Tensor<3>, scale: f64) -> Tensor<3> {
         let (cos, sin) = match self {
             Self::Kernels(angles) => return turn(x, angles.clone(), scale),
@@ -62,12 +62,12 @@ impl Rotary {
 mod tests {
     use super::*;
 
-    /// Scores of turned features are those of the angle between their tokens, wherever the sequence starts.
+    /// Scores of rotated features depend on the distance between their tokens, not on where the sequence starts.
     #[test]
     fn scores_depend_on_the_distance() {
         let (theta, time, dim) = (100.0, 9, 4);
         let device = Device::flex();
-        // The same feature of every token, turned.
+        // One feature of every token, rotated.
         let turned = |engine, start: usize, feature: usize| -> Vec<f32> {
             let rotary = Rotary::new(theta, dim, &Sequences::uniform(1, time), &[start], engine, &device);
             let data = (0..time * dim).map(|i| if i % dim == feature { 1.0f32 } else { 0.0 }).collect();

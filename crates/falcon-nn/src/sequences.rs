@@ -1,6 +1,6 @@
-//! How the tokens of a call fall into sequences.
+//! How the tokens of a call are divided into sequences.
 
-/// Sequences that lie one after the other in `[tokens, …]`.
+/// The lengths of sequences that are stored one after the other in tensors `[tokens, …]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sequences {
     offsets: Vec<usize>,
@@ -12,11 +12,11 @@ impl Sequences {
         Self { offsets: (0..=batch).map(|i| i * time).collect() }
     }
 
-    /// Sequences of these lengths, none of them empty: documents packed into a batch, say. Nothing passes from one to the next.
+    /// Sequences of the given lengths, such as documents packed into a batch. Nothing passes from one to the next.
     ///
     /// # Panics
     ///
-    /// If one is empty.
+    /// If a length is 0.
     pub fn packed(lengths: &[usize]) -> Self {
         if let Some(empty) = lengths.iter().position(|length| *length == 0) {
             panic!("sequence {empty} of {} is empty", lengths.len());
@@ -29,27 +29,27 @@ impl Sequences {
         Self { offsets }
     }
 
-    /// Where sequences begin, and where the last one ends.
+    /// The first token of each sequence, and the end of the last.
     pub fn offsets(&self) -> &[usize] {
         &self.offsets
     }
 
-    /// How many there are.
+    /// Number of sequences.
     pub fn count(&self) -> usize {
         self.offsets.len() - 1
     }
 
-    /// Tokens of all of them.
+    /// Number of tokens of all sequences.
     pub fn tokens(&self) -> usize {
         self.offsets[self.count()]
     }
 
-    /// Tokens of each, in order.
+    /// The length of each sequence, in order.
     pub fn lengths(&self) -> impl Iterator<Item = usize> {
         self.offsets.windows(2).map(|w| w[1] - w[0])
     }
 
-    /// Their length, if all have the same.
+    /// The common length, if all sequences are equally long.
     pub fn time(&self) -> Option<usize> {
         let first = self.lengths().next().unwrap_or(0);
         self.lengths().all(|length| length == first).then_some(first)

@@ -1,5 +1,5 @@
-//! Kernels and tensor operations are one model: logits and gradients agree. With the feature `wgpu` the tensor operations run on
-//! whatever device that finds.
+//! Kernels and tensor operations compute the same model: logits and gradients agree. With the feature `wgpu` the tensor
+//! operations run on the default device of wgpu.
 
 mod common;
 
@@ -27,7 +27,7 @@ fn config(name: &str) -> ModelConfig {
     ModelConfig { mup_base_width: 128, ..small(name, VOCABULARY) }
 }
 
-/// Logits, and the gradient of every parameter.
+/// The logits, and the gradient of every parameter.
 fn outcome(config: &ModelConfig, engine: Engine, device: &Device) -> BTreeMap<String, Vec<f32>> {
     let model = Model::new(config, engine, 7, device).unwrap();
     assert_eq!(model.engine(), engine);
@@ -39,7 +39,8 @@ fn outcome(config: &ModelConfig, engine: Engine, device: &Device) -> BTreeMap<St
     let weights = Tensor::from_data(TensorData::new(weights, [batch, time, VOCABULARY]), device);
     let mut found = BTreeMap::from([("logits".to_string(), numbers(logits.clone()))]);
     let grads = (activation::log_softmax(logits, 2) * weights).sum().backward();
-    found.extend(model.gradients(&grads));
+    let names = model.parameters().into_iter().map(|parameter| parameter.name);
+    found.extend(names.zip(model.gradients(grads)));
     found
 }
 
@@ -51,21 +52,22 @@ fn assert_agree(what: &str, config: &ModelConfig) {
         let got = &got[&name];
         let scale = expected.iter().map(|x| x * x).sum::<f32>().sqrt();
         let error = got.iter().zip(&expected).map(|(a, b)| (a - b).powi(2)).sum::<f32>().sqrt();
-        // The gradient of a bias is a sum over all tokens that mostly cancels: f32 leaves it four digits.
+        // The gradient of a bias is a sum over all tokens that mostly cancel: f32 leaves about four digits.
         assert!(error <= 2e-4 * scale, "{what}, {name}: {error} of {scale}");
     }
 }
 
 #[test]
-fn both_engines_are_one_model() {
-    for name in PRESETS {
+fn both_engines_compute_the_same_model() {
+    for &name in PRESETS {
         assert_agree(name, &config(name));
     }
 }
 
-/// The paper's timing figure: read before or after the write, same-step or shifted pairs, on any rule.
+/// The combinations of the paper's timing figure, read before or after the write and same-step or shifted pairs, are
+/// four different models with any rule.
 #[test]
-fn timing_is_two_options() {
+fn alignment_and_read_are_independent_options() {
     for name in ["falcon-1a.3", "falcon-3a.3", "falcon-1.3", "falcon-2.3", "falcon-3.3", "gated-deltanet"] {
         let mut logits = Vec::new();
         for align in [Align::Next, Align::Same] {

@@ -1,18 +1,18 @@
-//! Models and states on disk: what is saved is loaded, and what is damaged or of something else is refused.
+//! Models and states on disk: what is saved can be loaded; damaged files and files of other things are refused.
 
 mod common;
 
 use std::path::Path;
 
 use burn::tensor::Device;
-use falcon_nn::{Engine, Model, ModelConfig, NamedArrays, PRESETS, Sequences};
+use falcon_nn::{Engine, Model, ModelConfig, NamedArrays, PRESETS, SavedState, Sequences};
 
 use self::common::{assert_near, config, numbers, tensor, tokens};
 
 #[test]
-fn what_was_saved_is_loaded() {
+fn saved_models_are_loaded() {
     let device = Device::flex();
-    for name in PRESETS {
+    for &name in PRESETS {
         for tied in [true, false] {
             let folder = tempfile::tempdir().unwrap();
             let model = ModelConfig { tie_word_embeddings: tied, ..config(name) }.init(3, &device).unwrap();
@@ -80,7 +80,7 @@ fn damaged_checkpoints_are_refused() {
     assert!(said(Model::load(Path::new("/nonexistent"), &device)).contains("/nonexistent"));
 }
 
-/// Weights as others write them: in shards, of 16 bits, with copies.
+/// Weights as other programs write them: in shards, as 16-bit floats, with copies.
 #[test]
 fn weights_of_other_programs_are_read_or_refused_by_reason() {
     use safetensors::Dtype;
@@ -95,7 +95,7 @@ fn weights_of_other_programs_are_read_or_refused_by_reason() {
     let expected = numbers(model.forward(ids()));
     let load = || Model::load(folder.path(), &device);
 
-    // Copies of what follows from the rest.
+    // Copies of tied weights and rotary frequencies.
     let mut more = whole.clone();
     let embedding = whole["model.embeddings.weight"].clone();
     more.insert("lm_head.weight".into(), embedding.clone());
@@ -120,7 +120,7 @@ fn weights_of_other_programs_are_read_or_refused_by_reason() {
     let message = said_with("model.norm.weight", vec![f32::NAN; 16]);
     assert!(message.contains("tensor \"model.norm.weight\" holds NaN at index [0]"), "{message}");
 
-    // Numbers of 16 bits, exact ones.
+    // 16-bit floats without rounding.
     let rounded: NamedArrays = whole
         .iter()
         .map(|(name, (shape, numbers))| {
@@ -180,11 +180,11 @@ fn weights_of_other_programs_are_read_or_refused_by_reason() {
 }
 
 #[test]
-fn saved_states_go_on() {
+fn saved_states_are_resumed() {
     let device = Device::flex();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("state.safetensors");
-    for name in PRESETS {
+    for &name in PRESETS {
         let model = config(name).init(6, &device).unwrap();
         let ids = tensor(&tokens(2 * 12, 3), &device).reshape([2, 12]);
         let mut state = model.state(2);
@@ -194,7 +194,7 @@ fn saved_states_go_on() {
         model.save_state(&state, &file).unwrap();
         let rest = ids.slice([0..2, 7..12]);
         let expected = numbers(model.resume(rest.clone(), &mut state));
-        // Also by the other engine: a state is the same numbers.
+        // By either engine: the saved numbers are the same.
         for engine in [Engine::Kernels, Engine::Tensors] {
             let model = Model::new(&config(name), engine, 6, &device).unwrap();
             let mut loaded = model.load_state(&file).unwrap();
@@ -217,7 +217,7 @@ fn saved_states_go_on() {
     assert!(model.load_state(&file).map(|_| ()).unwrap_err().to_string().contains("state.safetensors"));
 }
 
-/// Whatever bit of a saved state is another, it is refused; so are states of other versions.
+/// A saved state with any bit changed is refused, and so are states of other format versions.
 #[test]
 fn changed_states_are_refused() {
     let device = Device::flex();
@@ -239,9 +239,19 @@ fn changed_states_are_refused() {
         let message = said(&bytes);
         assert!(message.contains("a.state: damaged: its content has the SHA-256"), "byte {at}: {message}");
     }
-    let version = replace(&whole, br#"\"version\":\"2\""#, br#"\"version\":\"9\""#);
-    assert!(said(&version).contains("format version \"9\""), "{}", said(&version));
-    falcon_nn::write_arrays(&file, &model.state_arrays(&state)).unwrap();
+    for other in ["2", "9"] {
+        let version = format!("\\\"version\\\":\\\"{other}\\\"");
+        let bytes = replace(&whole, br#"\"version\":\"3\""#, version.as_bytes());
+        let message = said(&bytes);
+        assert!(
+            message.contains(&format!("format version {other:?}, but this version of falcon reads \"3\"")),
+            "{message}"
+        );
+    }
+    // Before version 2, positions were a tensor and there was no metadata.
+    let mut arrays = model.export_state(&state).arrays;
+    arrays.insert("positions".into(), (vec![1, 2], vec![0.0, 7.0]));
+    falcon_nn::write_arrays(&file, &arrays).unwrap();
     let old = said(&std::fs::read(&file).unwrap());
     assert!(old.contains("earlier version") && old.contains("--state-out"), "{old}");
     falcon_nn::write_arrays(&file, &NamedArrays::new()).unwrap();
@@ -258,60 +268,74 @@ fn hostile_states_are_refused() {
     let mut state = model.state(1);
     model.resume(tensor(&tokens(7, 2), &device).unsqueeze(), &mut state);
     model.save_state(&state, &file).unwrap();
-    let (whole, _) = falcon_nn::read_sealed(&file).unwrap();
-    let said = |array: &str, shape: Vec<usize>, numbers: &[f32]| {
-        let mut arrays = whole.clone();
-        // Without numbers it is left out, and all that begins so.
-        if numbers.is_empty() {
-            arrays.retain(|name, _| !name.starts_with(array));
-        } else {
-            arrays.insert(array.into(), (shape, numbers.to_vec()));
-        }
-        falcon_nn::write_sealed(&file, &arrays, &falcon_nn::Metadata::new()).unwrap();
+    let whole = SavedState::read(&file).unwrap();
+    let said = |change: &dyn Fn(&mut SavedState)| {
+        let mut saved = whole.clone();
+        change(&mut saved);
+        saved.write(&file).unwrap();
         model.load_state(&file).map(|_| ()).unwrap_err().to_string()
     };
-    for bad in [-7.0, 0.5, 1e30] {
-        assert!(said("layers.0.counts", vec![2, 1], &[bad, 1.0]).contains("which is no count"));
-        assert!(said("positions", vec![1, 2], &[0.0, bad]).contains("which is no count"));
-    }
+    let message = said(&|saved| saved.positions = vec![1 << 60]);
+    assert!(message.contains("\"positions\" holds \"1152921504606846976\", where a whole number"), "{message}");
     for bad in [f32::NAN, f32::INFINITY] {
-        let (shape, mut numbers) = whole["layers.1.memory"].clone();
-        *numbers.last_mut().unwrap() = bad;
-        let last: Vec<usize> = shape.iter().map(|size| size - 1).collect();
-        let message = said("layers.1.memory", shape, &numbers);
+        let last: Vec<usize> = whole.arrays["layers.1.memory"].0.iter().map(|size| size - 1).collect();
+        let message = said(&|saved| {
+            let (_, numbers) = saved.arrays.get_mut("layers.1.memory").unwrap();
+            *numbers.last_mut().unwrap() = bad;
+        });
         assert!(
             message.contains(&format!("tensor \"layers.1.memory\" holds {bad} at index {last:?}")),
             "{message}"
         );
     }
-    assert!(said("layers.0.counts", vec![2, 1], &[9.0, 1.0]).contains("at most 3"));
-    assert!(said("layers.0.counts", vec![2, 1], &[3.0, 0.0]).contains("begun without a token"));
-    assert!(said("layers.0.conv", vec![0], &[]).contains("layers.0.conv"), "what was read is part of it");
-    assert!(said("positions", vec![0], &[]).contains("is it the state of a model?"));
-    // A million sequences in the positions, and one in the memory: nothing is made for them.
-    let message = said("positions", vec![1 << 20, 2], &vec![0.0; 2 << 20]);
+    let message = said(&|saved| saved.arrays.retain(|name, _| !name.starts_with("layers.0.conv")));
+    assert!(message.contains("layers.0.conv"), "the tokens that a convolution has seen are part of it: {message}");
+    let message = said(&|saved| drop(saved.arrays.remove("layers.0.tail_keys")));
+    assert!(message.contains("no tensor \"layers.0.tail_keys\""), "{message}");
+    let message = said(&|saved| saved.positions.clear());
+    assert!(message.contains("layers.0") && message.contains("has shape [1,"), "{message}");
+    // A million sequences in the positions, but one in the memory: nothing is allocated for them.
+    let message = said(&|saved| saved.positions = vec![0; 1 << 20]);
     assert!(message.contains("layers.0") && message.contains("1048576"), "{message}");
 }
 
-/// Caches have a part for all sequences, or one for each.
+/// The positions determine what else there is to know of a state: states of all kinds are restored exactly.
+#[test]
+fn restored_states_are_equal() {
+    let device = Device::flex();
+    for &name in PRESETS {
+        let model = config(name).init(6, &device).unwrap();
+        let (mut short, mut long) = (model.state(2), model.state(1));
+        model.run(&tokens(3, 3), &Sequences::packed(&[1, 2]), &mut short);
+        model.run(&tokens(9, 4), &Sequences::packed(&[9]), &mut long);
+        let state = model.join(vec![model.state(1), short, long]);
+        let restored = model.import_state(model.export_state(&state), Path::new("file")).unwrap();
+        let next = |mut state: falcon_nn::ModelState| {
+            numbers(model.run(&tokens(9, 5), &Sequences::packed(&[2, 1, 3, 3]), &mut state))
+        };
+        assert_eq!(next(restored), next(state), "{name}");
+    }
+}
+
+/// A cache has one part for all sequences, or one for each.
 #[test]
 fn hostile_caches_are_refused() {
     let device = Device::flex();
     let model = config("transformer").init(1, &device).unwrap();
     let mut state = model.state(3);
-    model.run(tensor(&tokens(16, 2), &device), &Sequences::packed(&[4, 7, 5]), &mut state);
-    let said = |mut arrays: NamedArrays, change: fn(&mut NamedArrays)| {
-        change(&mut arrays);
-        model.restore_state(arrays, Path::new("file")).map(|_| ()).unwrap_err().to_string()
+    model.run(&tokens(16, 2), &Sequences::packed(&[4, 7, 5]), &mut state);
+    let said = |mut saved: SavedState, change: fn(&mut NamedArrays)| {
+        change(&mut saved.arrays);
+        model.import_state(saved, Path::new("file")).map(|_| ()).unwrap_err().to_string()
     };
-    let read = || model.state_arrays(&state);
+    let read = || model.export_state(&state);
     let message = said(read(), |arrays| drop(arrays.remove("layers.0.cache.2.keys")));
     assert!(message.contains("\"layers.0.cache\" holds 2 parts for 3 sequences"), "{message}");
     let message = said(read(), |arrays| drop(arrays.remove("layers.1.cache.2.values")));
     assert!(message.contains("no tensor \"layers.1.cache.2.values\""), "{message}");
-    let message = said(read(), |arrays| drop(arrays.insert("positions".into(), (vec![3, 2], vec![0.0; 6]))));
+    let message = said(SavedState { positions: vec![0; 3], ..read() }, |_| ());
     assert!(message.contains("\"layers.0.cache.0.keys\" has shape [1, 2, 4, 8]"), "{message}");
-    let message = said(model.state_arrays(&model.state(3)), |arrays| {
+    let message = said(model.export_state(&model.state(3)), |arrays| {
         for name in ["cache.0.keys", "cache.0.values", "cache.1.keys", "cache.1.values"] {
             arrays.insert(format!("layers.0.{name}"), (vec![1, 2, 0, 8], Vec::new()));
         }

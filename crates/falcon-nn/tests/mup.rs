@@ -1,9 +1,10 @@
-//! The coordinate check: with width scaling, what a few steps change does not depend on the width; without it, it does.
+//! The coordinate check of μP: with width scaling, the changes that a few steps make do not depend on the width;
+//! without it, they grow.
 
 use std::collections::HashMap;
 
-use burn::tensor::{Device, Int, Tensor, TensorData, activation};
-use falcon_nn::{MixerConfig, Model, ModelConfig, Sequences, mup};
+use burn::tensor::{Device, Tensor};
+use falcon_nn::{MixerConfig, Model, ModelConfig, Sequences, cross_entropy, mup};
 
 const WIDTHS: [usize; 4] = [64, 128, 256, 512];
 const VOCABULARY: usize = 32;
@@ -22,16 +23,20 @@ fn rms(x: &[f32]) -> f64 {
     (x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / x.len() as f64).sqrt()
 }
 
-/// Sizes of initial logits, of the change of the last hidden state and of the change of logits after some steps of Adam.
+/// The RMS of the initial logits, of the change of the last hidden state, and of the change of the logits after some
+/// steps of Adam.
 fn coordinates(config: &ModelConfig) -> [f64; 3] {
     let device = Device::flex().autodiff();
     let mut model = config.init(1, &device).unwrap();
     let (batch, time) = (4, 24);
-    let ids: Vec<i32> = (0..batch * time).map(|i| ((i * i + 5 * i) % VOCABULARY) as i32).collect();
-    let ids: Tensor<1, Int> = Tensor::from_data(TensorData::new(ids, [batch * time]), &device);
+    let ids: Vec<u32> = (0..batch * time).map(|i| ((i * i + 5 * i) % VOCABULARY) as u32).collect();
+    let last = ids.last().copied();
+    // Each token after the one before; the first after the last.
+    let targets: Vec<Option<u32>> =
+        std::iter::once(last).chain(ids.iter().copied().map(Some)).take(ids.len()).collect();
     let sequences = Sequences::uniform(batch, time);
     let run = |model: &Model| {
-        let hidden = model.hidden(ids.clone(), &sequences, &mut model.state(batch));
+        let hidden = model.hidden(&ids, &sequences, &mut model.state(batch));
         (hidden.clone(), model.logits(hidden))
     };
     let numbers = |tensor: Tensor<2>| tensor.into_data().try_to_vec::<f32>().unwrap();
@@ -40,15 +45,14 @@ fn coordinates(config: &ModelConfig) -> [f64; 3] {
     let mut moments: HashMap<String, (Vec<f32>, Vec<f32>)> = HashMap::new();
     for step in 1..=4 {
         let (_, logits) = run(&model);
-        let targets = ids.clone().roll(&[1], &[0]).reshape([batch * time, 1]);
-        let loss = activation::log_softmax(logits, 1).gather(1, targets).mean().neg();
-        let found: HashMap<_, _> = model.gradients(&loss.backward()).into_iter().collect();
+        let mut found = model.gradients(cross_entropy(logits, &targets).backward()).into_iter();
+        let mut parameters = model.parameters().into_iter();
         model = model.with_parameters(|name, values| {
-            let rate = 1e-4 * mup::learning_rate_multiplier(config, name, &values.shape) as f32;
-            let grad = &found[name];
+            let shape = parameters.next().expect("as many as there are values").shape;
+            let rate = 1e-4 * mup::learning_rate_multiplier(config, name, &shape) as f32;
+            let grad = found.next().expect("a gradient for every parameter");
             let zeros = || (vec![0.0; grad.len()], vec![0.0; grad.len()]);
             let (first, second) = moments.entry(name.into()).or_insert_with(zeros);
-            let values = values.to_vec();
             let mut moved = Vec::with_capacity(values.len());
             for (i, value) in values.iter().enumerate() {
                 first[i] = 0.9 * first[i] + 0.1 * grad[i];
@@ -73,7 +77,7 @@ fn updates_do_not_depend_on_the_width() {
     for name in ["falcon-1a.3", "falcon-1.3", "transformer", "gated-deltanet"] {
         let scaled = WIDTHS.map(|width| coordinates(&config(name, width, WIDTHS[0])));
         let plain = WIDTHS.map(|width| coordinates(&config(name, width, width)));
-        // The hidden state is normalised, so that its change cannot grow without end.
+        // The hidden state is normalised, so that its change is bounded.
         for (what, index, expected) in [("hidden", 1, 1.6), ("logits", 2, 5.0)] {
             let growth = |found: &[[f64; 3]]| found[WIDTHS.len() - 1][index] / found[0][index];
             println!(
@@ -88,7 +92,7 @@ fn updates_do_not_depend_on_the_width() {
             );
             assert!(without > expected, "{name}: without scaling it should grow, and does {without} times");
         }
-        // At the start logits fade as the root of the width.
+        // Initial logits shrink as the square root of the width.
         assert!(scaled[WIDTHS.len() - 1][0] < scaled[0][0]);
     }
 }

@@ -1,4 +1,4 @@
-//! Arrays of other frameworks, by DLPack.
+//! Arrays of other frameworks, exchanged by DLPack.
 
 use dlpark::ffi::DLDeviceType;
 use dlpark::python::{ImportedDlpack, from_dlpack};
@@ -6,23 +6,23 @@ use falcon_kernels::{Error, Real, View};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
-/// Numbers that DLPack can name and the kernels compute with.
+/// Number types that both DLPack and this module support.
 pub trait Element: dlpark::DlpackElement + Copy {}
 impl Element for f32 {}
 impl Element for f64 {}
 impl Element for i64 {}
 
-/// An array, kept alive for as long as this is.
+/// An array of another framework. The framework keeps its memory alive as long as this value exists.
 pub struct Array {
     name: &'static str,
     dlpack: ImportedDlpack,
     shape: Vec<usize>,
-    /// In elements.
+    /// Strides in elements.
     strides: Vec<usize>,
 }
 
 impl Array {
-    /// Takes an array by DLPack. `name` is for messages.
+    /// Imports an array by DLPack. Error messages call it `name`.
     pub fn new(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let dlpack = from_dlpack(object.as_borrowed(), None, None)?;
         let wrong = |error: dlpark::tensor::Error| PyValueError::new_err(format!("{name}: {error}"));
@@ -45,16 +45,16 @@ impl Array {
         &self.shape
     }
 
-    /// Whether its elements are of this type.
+    /// Whether the elements are of type `F`.
     pub fn is<F: Element>(&self) -> bool {
         self.dlpack.validate().is_ok_and(|tensor| tensor.dtype().is::<F>())
     }
 
-    /// Where its elements begin, and how many lie from the first to the last.
+    /// The address of the first element, and the number of elements from the first to the last in memory.
     fn extent<F: Element>(&self) -> PyResult<(*const F, usize)> {
         let wrong = |error: dlpark::tensor::Error| PyTypeError::new_err(format!("{}: {error}", self.name));
         let tensor = self.dlpack.validate().map_err(wrong)?;
-        // SAFETY: the producer promises that the pointer is that of its array, which is on the CPU.
+        // SAFETY: DLPack guarantees that the pointer is that of the array, which is in the CPU's memory.
         let pointer = unsafe { tensor.offset_data_ptr::<F>() }.map_err(wrong)?;
         if self.shape.contains(&0) {
             return Ok((pointer, 0));
@@ -62,17 +62,17 @@ impl Array {
         let mut steps = self.shape.iter().zip(&self.strides).map(|(size, stride)| (size - 1).checked_mul(*stride));
         let last = steps.try_fold(0usize, |sum, step| sum.checked_add(step?));
         let length = last.and_then(|last| last.checked_add(1));
-        length
-            .map(|length| (pointer, length))
-            .ok_or_else(|| PyValueError::new_err(format!("{}: more elements than can be counted", self.name)))
+        length.map(|length| (pointer, length)).ok_or_else(|| {
+            PyValueError::new_err(format!("{}: the array has more elements than can be counted", self.name))
+        })
     }
 
-    /// All that lies between the first element and the last.
+    /// The memory from the first element to the last.
     fn span<F: Element>(&self) -> PyResult<&[F]> {
         let (pointer, length) = self.extent::<F>()?;
-        // SAFETY: DLPack's producer owns this many elements from here on, and keeps them while `self` lives. The
-        // interpreter may run others meanwhile; that they do not write to the array is what every framework asks of
-        // its users during a call.
+        // SAFETY: the array has this many elements from the pointer on, and they stay allocated while `self` lives.
+        // Other Python threads may run meanwhile; like every framework, this one requires that they do not write to the
+        // array during a call.
         Ok(unsafe { std::slice::from_raw_parts(pointer, length) })
     }
 
@@ -82,15 +82,15 @@ impl Array {
         self.span()
     }
 
-    /// The elements of a row-major array, to write to.
+    /// The elements of a row-major array, for writing.
     pub fn slice_mut<F: Element>(&mut self) -> PyResult<&mut [F]> {
         self.check_compact()?;
         if self.dlpack.flags().contains(dlpark::DlpackFlags::READ_ONLY) {
             return Err(PyValueError::new_err(format!("{} is read-only", self.name)));
         }
         let (pointer, length) = self.extent::<F>()?;
-        // SAFETY: as in `span`. Arrays that are written to are made by this package for one call, so that nobody else
-        // has them and they do not overlap.
+        // SAFETY: as in `span`. This package allocates the arrays that are written to for a single call, so that
+        // nothing else refers to them and they do not overlap.
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast_mut(), length) })
     }
 
@@ -105,8 +105,8 @@ impl Array {
         Ok(())
     }
 
-    /// `[batch, time, heads]` or `[batch, time, heads, dim]`, of any strides but for the last: the numbers of a row lie
-    /// side by side.
+    /// A view of `[batch, time, heads]` or `[batch, time, heads, dim]`. The numbers of a row must be contiguous; other
+    /// strides are arbitrary.
     pub fn view<F: Element + Real>(&self) -> PyResult<View<'_, F>> {
         let (shape, strides) = match (self.shape.as_slice(), self.strides.as_slice()) {
             (&[batch, time, heads], &[b, t, h]) => ([batch, time, heads, 1], [b, t, h]),
@@ -114,7 +114,7 @@ impl Array {
                 ([batch, time, heads, dim], [b, t, h])
             }
             (&[_, _, _, _], _) => {
-                let message = format!("{}: the numbers of a row must lie side by side", self.name);
+                let message = format!("{}: the last dimension must be contiguous", self.name);
                 return Err(PyValueError::new_err(message));
             }
             (shape, _) => {
@@ -129,7 +129,7 @@ impl Array {
     }
 }
 
-/// What the kernels refuse.
+/// The `ValueError` for an error of the kernels.
 pub fn refused(error: &Error) -> PyErr {
     PyValueError::new_err(error.to_string())
 }

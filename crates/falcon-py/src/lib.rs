@@ -1,11 +1,10 @@
-//! `falcon_fwa._native`: the kernels, for Python.
+//! `falcon_fwa._native`: the kernels for Python.
 //!
-//! Arrays come in by DLPack, from PyTorch, NumPy or anything else that speaks it, and are read where they lie.
-//! Results go into arrays that the caller has made, so that they come from the caller's allocator. Nothing here knows
-//! a framework.
+//! Arrays are passed by DLPack, from PyTorch, NumPy or any other library that supports it, and are read in place.
+//! Results are written to arrays that the caller has allocated. Nothing here depends on a framework.
 //!
-//! The interpreter is free to run other threads while a kernel runs. What the kernels refuse becomes a `ValueError`; a
-//! panic becomes a `RuntimeError`, and the process stays usable.
+//! The interpreter can run other threads while a kernel runs. An error of the kernels becomes a `ValueError`; a panic
+//! becomes a `RuntimeError`, after which the process stays usable.
 
 mod array;
 mod rule;
@@ -14,7 +13,7 @@ mod threads;
 
 use pyo3::prelude::*;
 
-/// The kernels of `falcon_fwa`; use `falcon_fwa.scan` or `falcon_fwa.ops`, which check and allocate.
+/// The kernels of `falcon_fwa`. Use `falcon_fwa.scan` or `falcon_fwa.ops`, which check arguments and allocate results.
 #[pymodule]
 mod _native {
     #[pymodule_export]

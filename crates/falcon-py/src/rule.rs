@@ -1,22 +1,22 @@
-//! Rules, as Python names them.
+//! Rules as Python objects.
 
 use falcon_kernels::rule::{Align, Columns, Decay, Gain, Read};
 use falcon_kernels::{Form, Rule};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// A rule: one of ``falcon_fwa.RULES``, with some of its options changed.
+/// A rule: one of ``falcon_fwa.RULES``, with any of its options replaced.
 ///
 /// Args:
-///     name: The rule to begin with.
-///     window: Pairs that each step writes.
+///     name: The rule whose options are the defaults.
+///     window: Number of pairs that each step writes.
 ///     align: ``"next"`` pairs a value with the key before it, ``"same"`` with its own key.
 ///     read: ``"after"`` or ``"before"`` the write of the same token.
-///     gain: What the gain is: ``"beta"``, ``"eta"``, or ``"unit"`` if there is none.
-///     decay: What the decay is: ``"scaled-ridge"``, ``"ridge"``, ``"gate"``, or ``"none"`` if there is none.
-///     detach: With ``"scaled-ridge"``: no gradient through the energy that scales it.
+///     gain: Meaning of the gain: ``"beta"``, ``"eta"``, or ``"unit"`` for no gain.
+///     decay: Meaning of the decay: ``"scaled-ridge"``, ``"ridge"``, ``"gate"``, or ``"none"`` for no decay.
+///     detach: With ``"scaled-ridge"``: no gradient through the energy that scales the ridge.
 ///     eps: ``ε`` of the step size.
-///     gamma_floor: The least that a ridge leaves of the memory in a step.
+///     gamma_floor: The least carry of a step with a ridge.
 ///     normaliser_eps: ``ε`` that is added to the total weight, for rules that divide by it.
 #[pyclass(name = "Rule", frozen, eq, hash, from_py_object, module = "falcon_fwa")]
 #[derive(Clone, Debug, PartialEq)]
@@ -31,7 +31,7 @@ impl std::hash::Hash for PyRule {
     }
 }
 
-/// A choice of few words.
+/// The value that a word stands for.
 fn choose<T: Copy>(name: &str, got: &str, choices: &[(&str, T)]) -> PyResult<T> {
     choices.iter().find(|(word, _)| *word == got).map(|(_, value)| *value).ok_or_else(|| {
         let words: Vec<String> = choices.iter().map(|(word, _)| format!("{word:?}")).collect();
@@ -39,7 +39,7 @@ fn choose<T: Copy>(name: &str, got: &str, choices: &[(&str, T)]) -> PyResult<T> 
     })
 }
 
-/// The word of a choice.
+/// The word that stands for a value.
 fn word<T: Copy + PartialEq>(value: T, choices: &[(&'static str, T)]) -> &'static str {
     choices.iter().find(|(_, known)| *known == value).map_or("other", |(word, _)| word)
 }
@@ -83,12 +83,12 @@ impl PyRule {
         if let Some(got) = gain {
             rule.gain = choose("gain", got, &GAINS)?;
         }
-        let of_rule = matches!(rule.decay, Decay::ScaledRidge { detach: true });
+        let detached = matches!(rule.decay, Decay::ScaledRidge { detach: true });
         if let Some(got) = decay {
             rule.decay = choose("decay", got, &DECAYS)?;
         }
         match &mut rule.decay {
-            Decay::ScaledRidge { detach: value } => *value = detach.unwrap_or(of_rule),
+            Decay::ScaledRidge { detach: value } => *value = detach.unwrap_or(detached),
             _ if detach == Some(true) => {
                 return Err(PyValueError::new_err("detach=True needs decay=\"scaled-ridge\""));
             }
@@ -101,7 +101,9 @@ impl PyRule {
         match (&mut rule.normaliser, normaliser_eps) {
             (Some(normaliser), Some(eps)) => normaliser.eps = eps,
             (None, Some(_)) => {
-                return Err(PyValueError::new_err(format!("normaliser_eps: {name} divides by no total weight")));
+                return Err(PyValueError::new_err(format!(
+                    "normaliser_eps: the rule {name} does not divide by a total weight"
+                )));
             }
             (_, None) => {}
         }
@@ -109,14 +111,14 @@ impl PyRule {
         Ok(Self { name: name.into(), rule })
     }
 
-    /// The rule that :attr:`spec` describes.
+    /// The rule with the given :attr:`spec`.
     #[staticmethod]
     #[pyo3(name = "parse")]
     fn py_parse(spec: &str) -> PyResult<Self> {
         parse(spec)
     }
 
-    /// Everything about the rule in one line, for :meth:`parse`.
+    /// A one-line description of all options, which :meth:`parse` reads.
     #[getter]
     fn spec(&self) -> String {
         let Rule { window, eps, clamp, .. } = self.rule;
@@ -133,13 +135,13 @@ impl PyRule {
         )
     }
 
-    /// The rule it began with.
+    /// The name of the rule that the defaults come from.
     #[getter]
     fn name(&self) -> &str {
         &self.name
     }
 
-    /// Pairs that each step writes.
+    /// Number of pairs that each step writes.
     #[getter]
     fn window(&self) -> usize {
         self.rule.window
@@ -184,13 +186,13 @@ impl PyRule {
         self.rule.eps
     }
 
-    /// The least that a ridge leaves of the memory in a step; ``None`` if there is no least.
+    /// The least carry of a step with a ridge; ``None`` for no lower bound.
     #[getter]
     fn gamma_floor(&self) -> Option<f64> {
         self.rule.clamp
     }
 
-    /// ``ε`` that is added to the total weight; ``None`` if nothing is divided by it.
+    /// ``ε`` that is added to the total weight; ``None`` if the rule does not divide by it.
     #[getter]
     fn normaliser_eps(&self) -> Option<f64> {
         self.rule.normaliser.map(|normaliser| normaliser.eps)
@@ -202,21 +204,21 @@ impl PyRule {
         self.rule.columns == Columns::Each
     }
 
-    /// Whether a write first takes out what the memory already says of its key.
+    /// Whether a write first removes what the memory predicts for its key.
     #[getter]
     fn erases(&self) -> bool {
         self.rule.erases()
     }
 
-    /// Whether reads are divided by the total weight; the memory then has one more column.
+    /// Whether reads are divided by the total weight, which is then one more column of the memory.
     #[getter]
     fn normalised(&self) -> bool {
         self.rule.normaliser.is_some()
     }
 
-    /// Tokens that a form works on at once, between two memories that it saves; ``None`` if a whole sequence.
+    /// Number of tokens between two memories that a form saves; ``None`` for a whole sequence.
     fn stretch(&self, form: &str, chunk_size: usize) -> PyResult<Option<usize>> {
-        Ok(form_of(form, chunk_size)?.stretch(&self.rule))
+        Ok(form_by_name(form, chunk_size)?.stretch(&self.rule))
     }
 
     fn __repr__(&self) -> String {
@@ -230,22 +232,22 @@ impl PyRule {
     }
 }
 
-/// The form of a name.
-pub fn form_of(name: &str, chunk_size: usize) -> PyResult<Form> {
+/// The form with this name.
+pub fn form_by_name(name: &str, chunk_size: usize) -> PyResult<Form> {
     let forms = [
         ("chunked", Form::Chunked { chunk: chunk_size }),
         ("recurrent", Form::Recurrent),
         ("masked", Form::Masked),
     ];
     match choose("form", name, &forms)? {
-        Form::Chunked { chunk: 0 } => Err(PyValueError::new_err("chunk_size must be 1 at least, got 0")),
+        Form::Chunked { chunk: 0 } => Err(PyValueError::new_err("chunk_size must be at least 1, got 0")),
         form => Ok(form),
     }
 }
 
-/// Reads what [`PyRule::spec`] wrote.
+/// The inverse of [`PyRule::spec`].
 pub fn parse(spec: &str) -> PyResult<PyRule> {
-    let wrong = |what: &str| PyValueError::new_err(format!("not a rule: {what:?} in {spec:?}"));
+    let wrong = |what: &str| PyValueError::new_err(format!("not the spec of a rule: {what:?} in {spec:?}"));
     let mut words = spec.split(' ');
     let name = words.next().unwrap_or_default();
     let mut made = PyRule { name: name.into(), rule: choose("rule", name, &Rule::ALL)? };

@@ -1,4 +1,4 @@
-//! The calls: forward, backward, one token.
+//! The functions that Python calls: forward pass, backward pass, and one decoding step.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,13 +9,13 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::array::{Array, Element, refused};
-use crate::rule::{form_of, parse};
+use crate::rule::{form_by_name, parse};
 use crate::threads::on_threads;
 
 type Object<'py> = Bound<'py, PyAny>;
 /// Queries, keys, values, gains, decays.
 type InputObjects<'py> = (Object<'py>, Object<'py>, Object<'py>, Option<Object<'py>>, Option<Object<'py>>);
-/// Memory, last key, tail keys, tail values, and how many pairs the tail has and whether there was a token before.
+/// Memory, last key, tail keys, tail values, and counts; see [`StateArrays`].
 type StateObjects<'py> = (Object<'py>, Object<'py>, Object<'py>, Object<'py>, Object<'py>);
 /// Gradients of memory, last key, tail keys and tail values.
 type GradStateObjects<'py> = (Object<'py>, Object<'py>, Object<'py>, Object<'py>);
@@ -27,7 +27,7 @@ struct InputArrays {
     v: Array,
     gain: Option<Array>,
     decay: Option<Array>,
-    /// Where sequences begin and end.
+    /// The first token of each sequence, and the end of the last.
     offsets: Vec<usize>,
 }
 
@@ -73,13 +73,14 @@ impl InputArrays {
         Call::new(rule, form, self.views()?).map_err(|error| self.refused(rule, &error))
     }
 
-    /// A refusal in the words of the caller: `[batch, time, …]` instead of tokens, `ridge` where the decay is one.
+    /// The `ValueError` for an error of the kernels, with indices `[batch, time, …]` instead of tokens, and with the
+    /// name `ridge` for a decay that is one.
     fn refused(&self, rule: &Rule, error: &Error) -> PyErr {
         match error {
             Error::Range { tensor, index, value, meaning, low, high } => {
                 let time = self.q.shape()[1].max(1);
                 let (token, rest) = (index[0], &index[1..]);
-                // A single gain has no axis of its own in Python.
+                // In Python, a gain for all columns has no column axis.
                 let rest = if self.array(tensor).is_some_and(|array| array.shape().len() == 3) {
                     &rest[..1]
                 } else {
@@ -104,8 +105,8 @@ impl InputArrays {
     }
 }
 
-/// The arrays of a state: memory, last key, tail keys, tail values, and `[sequences, 2]` whole numbers: whether there
-/// was a token before, and how many pairs the tail has.
+/// The arrays of a state: memory, last key, tail keys, tail values, and counts. The counts are integers `[sequences,
+/// 2]`: whether the sequence has had a token, and how many pairs its tail holds.
 struct StateArrays([Array; 5]);
 
 impl StateArrays {
@@ -127,7 +128,7 @@ impl StateArrays {
         let parts = [&mut state.memory, &mut state.last_key, &mut state.tail_x, &mut state.tail_v];
         for ((part, array), shape) in parts.into_iter().zip(arrays).zip(&shapes) {
             if array.shape() != shape {
-                let message = format!("the state has shape {:?} where {shape:?} is needed", array.shape());
+                let message = format!("an array of the state has shape {:?}, expected {shape:?}", array.shape());
                 return Err(PyValueError::new_err(message));
             }
             part.copy_from_slice(array.slice()?);
@@ -160,35 +161,35 @@ impl StateArrays {
 fn copy_into<F: Element>(array: &mut Array, numbers: &[F]) -> PyResult<()> {
     let into = array.slice_mut()?;
     if into.len() != numbers.len() {
-        let message = format!("a result has {} numbers where {} are needed", into.len(), numbers.len());
+        let message = format!("an array for results has {} numbers, expected {}", into.len(), numbers.len());
         return Err(PyValueError::new_err(message));
     }
     into.copy_from_slice(numbers);
     Ok(())
 }
 
-/// Runs `work` without the interpreter, and turns a panic into an exception.
+/// Runs `work` while other Python threads can run, and turns a panic into an exception.
 fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> PyResult<T> + Send) -> PyResult<T> {
-    let said = |panic: &(dyn Any + Send)| match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+    let message = |panic: &(dyn Any + Send)| match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
         (Some(text), _) => (*text).to_string(),
         (_, Some(text)) => text.clone(),
         _ => "unknown".into(),
     };
     py.detach(|| {
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-            let message = format!("a bug in falcon_fwa, please report it: {}", said(&*panic));
+            let message = format!("a bug in falcon_fwa, please report it: {}", message(&*panic));
             Err(PyRuntimeError::new_err(message))
         })
     })
 }
 
-/// Panics, so that a test can see what becomes of it.
+/// Panics, for the test that panics become exceptions.
 #[pyfunction]
 pub fn panic(py: Python<'_>, message: String) -> PyResult<()> {
     detached(py, || panic!("{message}"))
 }
 
-/// Calls a generic function with the number type of an array.
+/// Calls a generic function for the number type of an array.
 macro_rules! by_number {
     ($array:expr, $call:ident($($argument:expr),* $(,)?)) => {
         if $array.is::<f32>() {
@@ -201,9 +202,9 @@ macro_rules! by_number {
     };
 }
 
-/// Runs a rule. Everything that is written to has been made by the caller.
+/// The forward pass of a rule. The caller has allocated all arrays that are written to.
 #[pyfunction]
-#[allow(clippy::too_many_arguments)] // Python's side, which is the only caller, gives them in order.
+#[allow(clippy::too_many_arguments)] // The only caller is the Python package, which passes them in order.
 pub fn forward(
     py: Python<'_>,
     rule: &str,
@@ -217,7 +218,7 @@ pub fn forward(
     saved: Option<Object<'_>>,
     threads: usize,
 ) -> PyResult<()> {
-    let (rule, form) = (parse(rule)?.rule, form_of(form, chunk_size)?);
+    let (rule, form) = (parse(rule)?.rule, form_by_name(form, chunk_size)?);
     let inputs = InputArrays::new(inputs, cu_seqlens.as_ref())?;
     let (state, mut out) = (StateArrays::new(state)?, Array::new("out", &out)?);
     let mut final_state = StateArrays::new(final_state)?;
@@ -230,7 +231,7 @@ pub fn forward(
     })
 }
 
-#[allow(clippy::too_many_arguments)] // One call, for each number type.
+#[allow(clippy::too_many_arguments)] // `forward` for one number type.
 fn run_forward<F: Element + Compiled>(
     rule: &Rule,
     form: Form,
@@ -251,7 +252,7 @@ fn run_forward<F: Element + Compiled>(
             let saved = saved.slice_mut()?;
             let length = saved.len();
             let saved = saved.get_mut(..needed).ok_or_else(|| {
-                PyValueError::new_err(format!("saved has {length} numbers, {needed} are needed"))
+                PyValueError::new_err(format!("saved has {length} numbers, expected at least {needed}"))
             })?;
             on_threads(threads, || call.record_into(&mut state, out, saved))?
         }
@@ -260,9 +261,9 @@ fn run_forward<F: Element + Compiled>(
     final_state.write(&state)
 }
 
-/// The gradients of what `forward` computed and saved. Those of `q`, `k` and `v` are added to what is there.
+/// The backward pass of a call of `forward`. The gradients of `q`, `k` and `v` are added to the arrays for them.
 #[pyfunction]
-#[allow(clippy::too_many_arguments)] // Python's side, which is the only caller, gives them in order.
+#[allow(clippy::too_many_arguments)] // The only caller is the Python package, which passes them in order.
 pub fn backward(
     py: Python<'_>,
     rule: &str,
@@ -278,7 +279,7 @@ pub fn backward(
     grad_state: StateObjects<'_>,
     threads: usize,
 ) -> PyResult<()> {
-    let (rule, form) = (parse(rule)?.rule, form_of(form, chunk_size)?);
+    let (rule, form) = (parse(rule)?.rule, form_by_name(form, chunk_size)?);
     let inputs = InputArrays::new(inputs, cu_seqlens.as_ref())?;
     let (state, saved) = (StateArrays::new(state)?, Array::new("saved", &saved)?);
     let grad_out = Array::new("grad_out", &grad_out)?;
@@ -299,7 +300,7 @@ pub fn backward(
     })
 }
 
-/// What was computed.
+/// The arguments of a backward pass that are only read.
 #[derive(Clone, Copy)]
 struct Backward<'a> {
     rule: &'a Rule,
@@ -321,13 +322,13 @@ fn run_backward<F: Element + Compiled>(
     let call = arrays.call::<F>(rule, form)?;
     let state = state.read::<F>(rule, &call.sizes())?;
     let grad_final = grad_final.map(|arrays| -> PyResult<_> {
-        // Of the right sizes; which pairs the outgoing tail has follows from the incoming state.
+        // Has the right sizes. How many pairs the outgoing tail has follows from the incoming state.
         let mut grad = state.zeros_like();
         let parts = [&mut grad.memory, &mut grad.last_key, &mut grad.tail_x, &mut grad.tail_v];
         for (part, array) in parts.into_iter().zip(arrays) {
             let numbers = array.slice::<F>()?;
             if numbers.len() != part.len() {
-                return Err(PyValueError::new_err("the gradient of a state has another size than the state"));
+                return Err(PyValueError::new_err("the gradient of a state must have the size of the state"));
             }
             part.copy_from_slice(numbers);
         }
@@ -335,7 +336,7 @@ fn run_backward<F: Element + Compiled>(
     });
     let grad_final = grad_final.transpose()?;
     let saved = saved.slice::<F>()?.get(..call.saved_len()).ok_or_else(|| {
-        PyValueError::new_err("saved is shorter than what a forward pass over these inputs leaves")
+        PyValueError::new_err("saved is shorter than what a forward pass over these inputs saves")
     })?;
     let grad_out = grad_out.view::<F>()?;
     let incoming = {
@@ -354,7 +355,7 @@ fn run_backward<F: Element + Compiled>(
     grad_state.write(&incoming)
 }
 
-/// One token of each sequence, by the decoder: one pass over the memory, on the calling thread.
+/// One token of each sequence by the decoder: a single pass over the memory, on the calling thread.
 #[pyfunction]
 pub fn step(
     py: Python<'_>,

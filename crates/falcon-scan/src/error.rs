@@ -23,11 +23,14 @@ pub enum ScanError {
          see `falcon scan --help`"
     )]
     NoMeta,
-    /// `meta` is not a JSON object.
-    #[error("the metadata entry \"meta\" must be a JSON object: {reason}")]
-    MetaJson {
-        /// Why it cannot be parsed.
-        reason: String,
+    /// `meta` is not JSON.
+    #[error("the metadata entry \"meta\" must be a JSON object: {0}")]
+    MetaJson(#[from] serde_json::Error),
+    /// `meta` is JSON, but not an object.
+    #[error("the metadata entry \"meta\" must be a JSON object: it is {value}")]
+    MetaNoObject {
+        /// Its value, as JSON.
+        value: String,
     },
     /// A key that the variant needs is missing from `meta`.
     #[error("meta has no {key:?}, which {needed_by} needs: add it, {expected}")]

@@ -3,16 +3,17 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
+use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 
 use crate::error::ScanError;
 use crate::meta::Meta;
-use crate::number::{Number, half_to_f32};
+use crate::number::Number;
 use crate::tensors::index_of;
 
 /// A parsed file: its `meta` and its tensors, whose bytes are borrowed.
-pub struct Case<'a> {
+pub struct ScanFile<'a> {
     pub(crate) meta: Meta,
     pub(crate) tensors: BTreeMap<String, Raw<'a>>,
 }
@@ -27,7 +28,7 @@ pub(crate) struct Raw<'a> {
 const FLOATS: &str = "F64, F32, F16 or BF16";
 const INTEGERS: &str = "I64, I32 or U32";
 
-impl<'a> Case<'a> {
+impl<'a> ScanFile<'a> {
     /// Parses the header and checks that it describes exactly the given bytes.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ScanError> {
         let (header, metadata) = SafeTensors::read_metadata(bytes)?;
@@ -60,8 +61,8 @@ impl<'a> Case<'a> {
         let values: Vec<F> = match raw.dtype {
             Dtype::F64 => convert(raw.bytes, |b| F::of(f64::from_le_bytes(b))),
             Dtype::F32 => convert(raw.bytes, |b| F::of(f32::from_le_bytes(b).into())),
-            Dtype::F16 => convert(raw.bytes, |b| F::of(half_to_f32(u16::from_le_bytes(b)).into())),
-            Dtype::BF16 => convert(raw.bytes, |b: [u8; 2]| F::of(f32::from_le_bytes([0, 0, b[0], b[1]]).into())),
+            Dtype::F16 => convert(raw.bytes, |b| F::of(f16::from_le_bytes(b).into())),
+            Dtype::BF16 => convert(raw.bytes, |b| F::of(bf16::from_le_bytes(b).into())),
             dtype => {
                 return Err(ScanError::Dtype { tensor: name.into(), dtype: dtype.to_string(), allowed: FLOATS });
             }

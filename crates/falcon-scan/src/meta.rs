@@ -12,10 +12,9 @@ pub(crate) struct Meta {
 
 impl Meta {
     pub fn parse(text: &str) -> Result<Self, ScanError> {
-        match serde_json::from_str(text) {
-            Ok(Value::Object(map)) => Ok(Self { text: text.into(), map }),
-            Ok(other) => Err(ScanError::MetaJson { reason: format!("it is {}", short(&other)) }),
-            Err(error) => Err(ScanError::MetaJson { reason: error.to_string() }),
+        match serde_json::from_str(text)? {
+            Value::Object(map) => Ok(Self { text: text.into(), map }),
+            value => Err(ScanError::MetaNoObject { value: short(&value) }),
         }
     }
 
@@ -91,7 +90,7 @@ impl Meta {
 fn one_of<T>(choices: &[(&str, T)]) -> String {
     let names: Vec<String> = choices.iter().map(|(name, _)| format!("{name:?}")).collect();
     match &names[..] {
-        [one] => one.clone(),
+        [name] => name.clone(),
         names => format!("one of {}", names.join(", ")),
     }
 }

@@ -5,16 +5,16 @@ use falcon_kernels::rule::{Align, Columns, Decay, Gain};
 use falcon_kernels::{Error, Form, Rule, Sizes, check_offsets};
 use serde_json::Value;
 
-use crate::Options;
 use crate::error::ScanError;
-use crate::file::Case;
+use crate::file::ScanFile;
 use crate::meta::wrong;
-use crate::variant::{Model, Variant};
+use crate::options::Options;
+use crate::variant::{Method, Variant};
 
 /// A request whose shapes and options have been checked. The numbers of tensors are checked when they are read.
 pub(crate) struct Plan {
     pub variant: Variant,
-    pub model: Model,
+    pub method: Method,
     /// For a state-space model, `dim_k` is the number of channels and `dim_v` the width of an output.
     pub sizes: Sizes,
     /// Width of an input of a state-space model, otherwise 0.
@@ -39,61 +39,61 @@ struct Slot {
 }
 
 impl Plan {
-    pub fn new(case: &Case<'_>, options: &Options) -> Result<Self, ScanError> {
-        let variant = Variant::find(case)?;
-        let model = variant.model(case)?;
-        let mut plan = match model {
-            Model::Ssm { .. } => Self::of_ssm(case, variant, model)?,
-            _ => Self::of_keys(case, variant, model)?,
+    pub fn new(file: &ScanFile<'_>, options: &Options) -> Result<Self, ScanError> {
+        let variant = Variant::find(file)?;
+        let method = variant.method(file)?;
+        let mut plan = match method {
+            Method::Ssm { .. } => Self::of_ssm(file, variant, method)?,
+            _ => Self::of_keys(file, variant, method)?,
         };
-        plan.read_offsets(case)?;
-        plan.read_tail(case)?;
-        plan.set_window(case)?;
-        plan.check_flags(case)?;
-        plan.check_slots(case, options.grad)?;
+        plan.read_offsets(file)?;
+        plan.read_tail(file)?;
+        plan.set_window(file)?;
+        plan.check_flags(file)?;
+        plan.check_slots(file, options.grad)?;
         plan.check_memory(options)?;
         Ok(plan)
     }
 
     /// Sizes from `in.q` and `in.v`.
-    fn of_keys(case: &Case<'_>, variant: Variant, model: Model) -> Result<Self, ScanError> {
-        let [tokens, key_heads, dim_k] = shape(case, variant, "in.q", "time, query heads, dx")?;
-        let [_, heads, dim_v] = shape(case, variant, "in.v", "time, heads, dv")?;
+    fn of_keys(file: &ScanFile<'_>, variant: Variant, method: Method) -> Result<Self, ScanError> {
+        let [tokens, key_heads, dim_k] = shape(file, variant, "in.q", "time, query heads, dx")?;
+        let [_, heads, dim_v] = shape(file, variant, "in.v", "time, heads, dv")?;
         if heads % key_heads != 0 {
             return Err(ScanError::Groups { heads, key_heads });
         }
-        let meta = &case.meta;
+        let meta = &file.meta;
         meta.agree("T", tokens, "the time axis of in.q has size")?;
         meta.agree("H", heads, "the head axis of in.v has size")?;
         meta.agree("dx", dim_k, "the last axis of in.q has size")?;
         meta.agree("dv", dim_v, "the last axis of in.v has size")?;
         let sizes = Sizes { tokens, sequences: 1, heads, key_heads, dim_k, dim_v };
-        Ok(Self::with(case, variant, model, sizes, 0))
+        Ok(Self::with(file, variant, method, sizes, 0))
     }
 
     /// Sizes from `in.Bm` and `in.Cm`.
-    fn of_ssm(case: &Case<'_>, variant: Variant, model: Model) -> Result<Self, ScanError> {
-        let [tokens, heads, channels, dim_in] = shape(case, variant, "in.Bm", "time, heads, n, din")?;
-        let [.., dim_out] = shape::<4>(case, variant, "in.Cm", "time, heads, n, dout")?;
-        let meta = &case.meta;
+    fn of_ssm(file: &ScanFile<'_>, variant: Variant, method: Method) -> Result<Self, ScanError> {
+        let [tokens, heads, channels, dim_in] = shape(file, variant, "in.Bm", "time, heads, n, din")?;
+        let [.., dim_out] = shape::<4>(file, variant, "in.Cm", "time, heads, n, dout")?;
+        let meta = &file.meta;
         meta.agree("T", tokens, "the time axis of in.Bm has size")?;
         meta.agree("H", heads, "the head axis of in.Bm has size")?;
         meta.agree("n", channels, "the channel axis of in.Bm has size")?;
         meta.agree("din", dim_in, "the last axis of in.Bm has size")?;
         meta.agree("dout", dim_out, "the last axis of in.Cm has size")?;
         let sizes = Sizes { tokens, sequences: 1, heads, key_heads: heads, dim_k: channels, dim_v: dim_out };
-        Ok(Self::with(case, variant, model, sizes, dim_in))
+        Ok(Self::with(file, variant, method, sizes, dim_in))
     }
 
-    fn with(case: &Case<'_>, variant: Variant, model: Model, sizes: Sizes, dim_in: usize) -> Self {
-        let (offsets, packed) = (vec![0, sizes.tokens], case.has("in.cu_seqlens"));
-        let continued = case.has("in.k_last");
-        Self { variant, model, sizes, dim_in, offsets, packed, tail: 0, tail_lens: vec![0], continued }
+    fn with(file: &ScanFile<'_>, variant: Variant, method: Method, sizes: Sizes, dim_in: usize) -> Self {
+        let (offsets, packed) = (vec![0, sizes.tokens], file.has("in.cu_seqlens"));
+        let continued = file.has("in.k_last");
+        Self { variant, method, sizes, dim_in, offsets, packed, tail: 0, tail_lens: vec![0], continued }
     }
 
-    fn read_offsets(&mut self, case: &Case<'_>) -> Result<(), ScanError> {
-        let Some(offsets) = case.integers("in.cu_seqlens")? else { return Ok(()) };
-        let got = case.shape("in.cu_seqlens").unwrap_or_default();
+    fn read_offsets(&mut self, file: &ScanFile<'_>) -> Result<(), ScanError> {
+        let Some(offsets) = file.integers("in.cu_seqlens")? else { return Ok(()) };
+        let got = file.shape("in.cu_seqlens").unwrap_or_default();
         if got.len() != 1 || offsets.is_empty() {
             return Err(ScanError::Shape {
                 tensor: "in.cu_seqlens".into(),
@@ -123,14 +123,14 @@ impl Plan {
         self.lengths().max().unwrap_or(0)
     }
 
-    fn read_tail(&mut self, case: &Case<'_>) -> Result<(), ScanError> {
+    fn read_tail(&mut self, file: &ScanFile<'_>) -> Result<(), ScanError> {
         // The other variants have no tail, and `check_slots` refuses one.
         if !self.variant.slides() {
-            return case.meta.agree("n_tail", 0, "a rule without a window has a tail of size");
+            return file.meta.agree("n_tail", 0, "a rule without a window has a tail of size");
         }
         let axis = usize::from(self.packed);
-        self.tail = case.shape("in.tail_x").and_then(|shape| shape.get(axis)).copied().unwrap_or(0);
-        self.tail_lens = match case.integers("in.tail_len")? {
+        self.tail = file.shape("in.tail_x").and_then(|shape| shape.get(axis)).copied().unwrap_or(0);
+        self.tail_lens = match file.integers("in.tail_len")? {
             Some(lens) if self.packed => {
                 let allowed = |len: &i64| usize::try_from(*len).ok().filter(|len| *len <= self.tail);
                 if let Some(at) = lens.iter().position(|len| allowed(len).is_none()) {
@@ -147,18 +147,18 @@ impl Plan {
             _ => vec![self.tail; self.sizes.sequences],
         };
         for (one, other) in [("in.tail_x", "in.tail_v"), ("in.tail_v", "in.tail_x")] {
-            if case.has(one) && !case.has(other) {
+            if file.has(one) && !file.has(other) {
                 return Err(ScanError::Missing { tensor: other.into(), why: format!("{one} needs it") });
             }
         }
-        case.meta.agree("n_tail", self.tail, "the tail axis of in.tail_x has size")
+        file.meta.agree("n_tail", self.tail, "the tail axis of in.tail_x has size")
     }
 
     /// Sets the window to `B`, or to the number of pairs that there can be if that is less, because no tensor limits
     /// `B`.
-    fn set_window(&mut self, case: &Case<'_>) -> Result<(), ScanError> {
+    fn set_window(&mut self, file: &ScanFile<'_>) -> Result<(), ScanError> {
         let (variant, tail, longest) = (self.variant.name, self.tail, self.longest());
-        let given = case.meta.count("B")?;
+        let given = file.meta.count("B")?;
         let bad = |value: u64, expected: String| wrong("B", &Value::from(value), expected);
         if given == Some(0) {
             return Err(bad(0, "a window of at least 1 pair".into()));
@@ -181,23 +181,23 @@ impl Plan {
             return Err(ScanError::MetaConflict { key: "B", value: window.to_string(), fact });
         }
         let pairs = tail.saturating_add(longest).saturating_add(1);
-        if let Model::Rule(rule) = &mut self.model {
+        if let Method::Rule(rule) = &mut self.method {
             rule.window = usize::try_from(window).unwrap_or(usize::MAX).min(pairs);
         }
         Ok(())
     }
 
-    fn check_flags(&self, case: &Case<'_>) -> Result<(), ScanError> {
+    fn check_flags(&self, file: &ScanFile<'_>) -> Result<(), ScanError> {
         if !self.variant.falcon {
             return Ok(());
         }
-        let Model::Rule(Rule { align, .. }) = self.model else { return Ok(()) };
+        let Method::Rule(Rule { align, .. }) = self.method else { return Ok(()) };
         if align == Align::Same {
-            return case.meta.agree_flag("sentinel", false, "align \"same\" has no boundary step");
+            return file.meta.agree_flag("sentinel", false, "align \"same\" has no boundary step");
         }
         let there = if self.continued { "in.k_last is there" } else { "there is no in.k_last" };
-        case.meta.agree_flag("continued", self.continued, there)?;
-        case.meta.agree_flag("sentinel", !self.continued, there)?;
+        file.meta.agree_flag("continued", self.continued, there)?;
+        file.meta.agree_flag("sentinel", !self.continued, there)?;
         if self.tail > 0 && !self.continued {
             let why = "in.tail_x continues a segment, and align \"next\" needs its last key".into();
             return Err(ScanError::Missing { tensor: "in.k_last".into(), why });
@@ -238,7 +238,7 @@ impl Plan {
         if self.packed {
             slots.push(slot("in.cu_seqlens", &[sequences + 1], "offsets", true));
         }
-        if let Model::Ssm { .. } = self.model {
+        if let Method::Ssm { .. } = self.method {
             slots.extend([
                 slot("in.x", &[tokens, heads, self.dim_in], "time, heads, din", true),
                 slot("in.A", &[heads, dim_k], "heads, n", true),
@@ -259,7 +259,7 @@ impl Plan {
             slot("up.o", &[tokens, heads, dim_v], "time, heads, dv", true),
             state("up.S", &[heads, dim_k, dim_v], "heads of in.v, dx, dv; packed: sequences first"),
         ]);
-        let Model::Rule(rule) = self.model else {
+        let Method::Rule(rule) = self.method else {
             slots.push(slot("in.lam", &[heads], "heads", true));
             slots.push(state("up.P", &[heads, dim_k, dim_k], "heads, dx, dx; packed: sequences first"));
             return slots;
@@ -293,9 +293,9 @@ impl Plan {
 
     /// Refuses tensors named `in.` or `up.` that are not used or have the wrong shape, and missing ones. The file may
     /// also contain results of an earlier run, which are ignored.
-    fn check_slots(&self, case: &Case<'_>, grad: bool) -> Result<(), ScanError> {
+    fn check_slots(&self, file: &ScanFile<'_>, grad: bool) -> Result<(), ScanError> {
         let slots = self.slots();
-        for (name, raw) in &case.tensors {
+        for (name, raw) in &file.tensors {
             let upstream = name.starts_with("up.");
             if !upstream && !name.starts_with("in.") {
                 continue;
@@ -315,7 +315,7 @@ impl Plan {
                 Some(_) => {}
             }
         }
-        for slot in slots.iter().filter(|slot| slot.required && !case.has(slot.name)) {
+        for slot in slots.iter().filter(|slot| slot.required && !file.has(slot.name)) {
             if slot.name == "up.o" {
                 if grad {
                     let why = "--grad needs the gradient of out.o; it has the shape of out.o".into();
@@ -335,13 +335,13 @@ impl Plan {
         // Estimated numbers of elements, in floating point because integers could overflow.
         let f = |n: usize| n as f64;
         let (dim_k, dim_v, time) = (f(dim_k), f(dim_v), f(self.longest()));
-        let (tail, capacity, work, memory) = match self.model {
-            Model::Ssm { .. } => (0.0, 0.0, time * dim_k, dim_k),
-            Model::Rls { .. } => {
+        let (tail, capacity, work, memory) = match self.method {
+            Method::Ssm { .. } => (0.0, 0.0, time * dim_k, dim_k),
+            Method::Rls { .. } => {
                 let matrices = dim_k * (dim_k + dim_v);
                 (0.0, 0.0, 2.0 * time.sqrt() * matrices, matrices)
             }
-            Model::Rule(rule) => {
+            Method::Rule(rule) => {
                 let memory = dim_k * f(rule.state_columns(self.sizes.dim_v));
                 let (window, tail) = (f(rule.window), f(self.tail));
                 let length = options.form.stretch(&rule).map_or(time, f);
@@ -374,12 +374,12 @@ fn missing(tensor: &str, variant: Variant, axes: &str) -> ScanError {
 
 /// The shape of a tensor that defines sizes: it has `N` axes, of which only the first, time, may be 0.
 fn shape<const N: usize>(
-    case: &Case<'_>,
+    file: &ScanFile<'_>,
     variant: Variant,
     name: &str,
     axes: &'static str,
 ) -> Result<[usize; N], ScanError> {
-    let got = case.shape(name).ok_or_else(|| missing(name, variant, axes))?;
+    let got = file.shape(name).ok_or_else(|| missing(name, variant, axes))?;
     let shape: [usize; N] = got.try_into().map_err(|_| ScanError::Shape {
         tensor: name.into(),
         got: got.to_vec(),

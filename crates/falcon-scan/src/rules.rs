@@ -3,10 +3,10 @@
 use falcon_kernels::{Call, Constant, Error, Grads, Inputs, Rule, RuleError, Sizes, State, View};
 use serde_json::Value;
 
-use crate::Options;
 use crate::error::ScanError;
-use crate::file::Case;
+use crate::file::ScanFile;
 use crate::number::Number;
+use crate::options::Options;
 use crate::plan::Plan;
 use crate::tensors::Tensors;
 
@@ -21,20 +21,20 @@ struct Tokens<F> {
 
 /// Runs `rule` over the tokens of the file.
 pub(crate) fn run<F: Number>(
-    case: &Case<'_>,
+    file: &ScanFile<'_>,
     plan: &Plan,
     rule: &Rule,
     options: &Options,
 ) -> Result<Tensors, ScanError> {
-    let tokens = Tokens::<F>::read(case, plan)?;
-    let refused = |error| translate(error, case, plan);
+    let tokens = Tokens::<F>::read(file, plan)?;
+    let refused = |error| translate(error, file, plan);
     let call = Call::new(rule, options.form, tokens.inputs(plan, rule)?).map_err(refused)?;
     let sizes = call.sizes();
-    let before = read_state(case, plan, rule, &sizes)?;
+    let before = read_state(file, plan, rule, &sizes)?;
     let mut after = before.clone();
     let mut out = vec![F::zero(); tokens.v.len()];
     let grads = if options.grad {
-        let (grad_out, s, z) = (case.read("up.o")?.unwrap_or_default(), case.read("up.S")?, case.read("up.z")?);
+        let (grad_out, s, z) = (file.read("up.o")?.unwrap_or_default(), file.read("up.S")?, file.read("up.z")?);
         let tape = call.record(&mut after, &mut out).map_err(refused)?;
         let mut upstream = after.zeros_like();
         fill_memory(&mut upstream.memory, rule, sizes.dim_v, s, z);
@@ -57,7 +57,7 @@ pub(crate) fn run<F: Number>(
         found.put("aux.E".into(), head, realised.energy)?;
     }
     if let Some(grads) = grads {
-        put_grads(&mut found, case, plan, rule, grads)?;
+        put_grads(&mut found, file, plan, rule, grads)?;
     }
     Ok(found)
 }
@@ -65,7 +65,7 @@ pub(crate) fn run<F: Number>(
 /// The gradients of the tensors that the file has, in their shapes.
 fn put_grads<F: Number>(
     found: &mut Tensors,
-    case: &Case<'_>,
+    file: &ScanFile<'_>,
     plan: &Plan,
     rule: &Rule,
     grads: Grads<F>,
@@ -85,7 +85,7 @@ fn put_grads<F: Number>(
         (Some("in.S0"), s),
         (Some("in.z0"), z),
     ] {
-        if let Some((name, shape)) = name.and_then(|name| Some((name, case.shape(name)?))) {
+        if let Some((name, shape)) = name.and_then(|name| Some((name, file.shape(name)?))) {
             found.put(grad_name(name), shape.to_vec(), values)?;
         }
     }
@@ -109,8 +109,8 @@ fn sum_over_tokens<F: Number>(grad: &[F], heads: usize) -> Vec<F> {
 }
 
 impl<F: Number> Tokens<F> {
-    fn read(case: &Case<'_>, plan: &Plan) -> Result<Self, ScanError> {
-        let read = |name: &str| case.read::<F>(name);
+    fn read(file: &ScanFile<'_>, plan: &Plan) -> Result<Self, ScanError> {
+        let read = |name: &str| file.read::<F>(name);
         Ok(Self {
             q: read("in.q")?.unwrap_or_default(),
             k: read("in.k")?.unwrap_or_default(),
@@ -141,17 +141,22 @@ impl<F: Number> Tokens<F> {
 }
 
 /// The incoming state. Parts that the file does not have are 0.
-fn read_state<F: Number>(case: &Case<'_>, plan: &Plan, rule: &Rule, sizes: &Sizes) -> Result<State<F>, ScanError> {
+fn read_state<F: Number>(
+    file: &ScanFile<'_>,
+    plan: &Plan,
+    rule: &Rule,
+    sizes: &Sizes,
+) -> Result<State<F>, ScanError> {
     let mut state = State::fresh(rule, sizes);
-    let (s, z) = (case.read("in.S0")?, case.read("in.z0")?);
+    let (s, z) = (file.read("in.S0")?, file.read("in.z0")?);
     fill_memory(&mut state.memory, rule, sizes.dim_v, s, z);
-    if let Some(last_key) = case.read("in.k_last")? {
+    if let Some(last_key) = file.read("in.k_last")? {
         state.last_key = last_key;
         state.started.fill(true);
     }
     if plan.tail > 0 {
         for (to, name) in [(&mut state.tail_x, "in.tail_x"), (&mut state.tail_v, "in.tail_v")] {
-            let from = case.read(name)?.unwrap_or_default();
+            let from = file.read(name)?.unwrap_or_default();
             let sequences = sizes.sequences.max(1);
             let (capacity, given) = (to.len() / sequences, from.len() / sequences);
             for (to, from) in to.chunks_exact_mut(capacity.max(1)).zip(from.chunks_exact(given.max(1))) {
@@ -233,13 +238,13 @@ fn put_continuation<F: Number>(found: &mut Tensors, plan: &Plan, after: &State<F
 }
 
 /// Describes an error of the kernels by the names of the file: its tensors, their axes, and the keys of `meta`.
-fn translate(error: Error, case: &Case<'_>, plan: &Plan) -> ScanError {
+fn translate(error: Error, file: &ScanFile<'_>, plan: &Plan) -> ScanError {
     match error {
         Error::Range { tensor, index, value, meaning, high, .. } => {
             let name = if tensor == "gain" { plan.variant.gain } else { plan.variant.decay };
             let name = name.unwrap_or(tensor);
             // The kernels index tokens, heads and columns. The tensor of the file may have no columns, or only heads.
-            let index = match case.shape(name).map_or(0, <[usize]>::len) {
+            let index = match file.shape(name).map_or(0, <[usize]>::len) {
                 1 => vec![index[1]],
                 axes => index[..axes.min(index.len())].to_vec(),
             };

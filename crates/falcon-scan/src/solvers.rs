@@ -6,7 +6,7 @@ use falcon_kernels::solvers::{rls, ssm};
 use rayon::prelude::*;
 
 use crate::error::ScanError;
-use crate::file::Case;
+use crate::file::ScanFile;
 use crate::number::Number;
 use crate::plan::Plan;
 use crate::rules::grad_name;
@@ -21,8 +21,8 @@ struct Rows<F> {
 }
 
 impl<F: Number> Rows<F> {
-    fn read(case: &Case<'_>, name: &str, heads: usize, width: usize) -> Result<Self, ScanError> {
-        Ok(Self { data: case.read(name)?.unwrap_or_default(), heads, width })
+    fn read(file: &ScanFile<'_>, name: &str, heads: usize, width: usize) -> Result<Self, ScanError> {
+        Ok(Self { data: file.read(name)?.unwrap_or_default(), heads, width })
     }
 
     fn zeros(tokens: usize, heads: usize, width: usize) -> Self {
@@ -49,8 +49,8 @@ impl<F: Number> Rows<F> {
 }
 
 /// A state `[sequences, heads, …]`, which is 0 if the file does not have it.
-fn state<F: Number>(case: &Case<'_>, name: &str, len: usize) -> Result<Vec<F>, ScanError> {
-    Ok(case.read(name)?.unwrap_or_else(|| vec![F::zero(); len]))
+fn state<F: Number>(file: &ScanFile<'_>, name: &str, len: usize) -> Result<Vec<F>, ScanError> {
+    Ok(file.read(name)?.unwrap_or_else(|| vec![F::zero(); len]))
 }
 
 /// Every head of every sequence, in order.
@@ -81,24 +81,24 @@ fn check_range<F: Number>(
 
 /// Runs recursive least squares.
 pub(crate) fn run_rls<F: Number>(
-    case: &Case<'_>,
+    file: &ScanFile<'_>,
     plan: &Plan,
     align: Align,
     grad: bool,
 ) -> Result<Tensors, ScanError> {
     let Sizes { tokens, heads, key_heads, dim_k, dim_v, sequences } = plan.sizes;
-    let q = Rows::<F>::read(case, "in.q", key_heads, dim_k)?;
-    let k = Rows::<F>::read(case, "in.k", key_heads, dim_k)?;
-    let v = Rows::<F>::read(case, "in.v", heads, dim_v)?;
-    let lambda = case.read::<F>("in.lam")?.unwrap_or_default();
+    let q = Rows::<F>::read(file, "in.q", key_heads, dim_k)?;
+    let k = Rows::<F>::read(file, "in.k", key_heads, dim_k)?;
+    let v = Rows::<F>::read(file, "in.v", heads, dim_v)?;
+    let lambda = file.read::<F>("in.lam")?.unwrap_or_default();
     check_range("in.lam", &lambda, &[heads], "lambda", "greater than 0", |x| x > F::zero())?;
     let (memory_len, covariance_len) = (dim_k * dim_v, dim_k * dim_k);
-    let memory = state::<F>(case, "in.S0", sequences * heads * memory_len)?;
+    let memory = state::<F>(file, "in.S0", sequences * heads * memory_len)?;
     let (up_memory, up_covariance, up_out) = if grad {
         (
-            state(case, "up.S", sequences * heads * memory_len)?,
-            state(case, "up.P", sequences * heads * covariance_len)?,
-            Rows::<F>::read(case, "up.o", heads, dim_v)?,
+            state(file, "up.S", sequences * heads * memory_len)?,
+            state(file, "up.P", sequences * heads * covariance_len)?,
+            Rows::<F>::read(file, "up.o", heads, dim_v)?,
         )
     } else {
         (Vec::new(), Vec::new(), Rows::zeros(0, heads, dim_v))
@@ -160,7 +160,7 @@ pub(crate) fn run_rls<F: Number>(
     results.put("out.P".into(), plan.state_shape(&[heads, dim_k, dim_k]), covariances)?;
     if grad {
         put_grads(
-            case,
+            file,
             &mut results,
             [
                 ("in.q", grad_q.data),
@@ -176,22 +176,22 @@ pub(crate) fn run_rls<F: Number>(
 
 /// Runs a diagonal state-space model.
 pub(crate) fn run_ssm<F: Number>(
-    case: &Case<'_>,
+    file: &ScanFile<'_>,
     plan: &Plan,
     order: ssm::Order,
     grad: bool,
 ) -> Result<Tensors, ScanError> {
     let Sizes { tokens, heads, dim_k: channels, dim_v: dim_out, sequences, .. } = plan.sizes;
     let dim_in = plan.dim_in;
-    let x = Rows::<F>::read(case, "in.x", heads, dim_in)?;
-    let b = Rows::<F>::read(case, "in.Bm", heads, channels * dim_in)?;
-    let c = Rows::<F>::read(case, "in.Cm", heads, channels * dim_out)?;
-    let dt = Rows::<F>::read(case, "in.dt", heads, 1)?;
+    let x = Rows::<F>::read(file, "in.x", heads, dim_in)?;
+    let b = Rows::<F>::read(file, "in.Bm", heads, channels * dim_in)?;
+    let c = Rows::<F>::read(file, "in.Cm", heads, channels * dim_out)?;
+    let dt = Rows::<F>::read(file, "in.dt", heads, 1)?;
     check_range("in.dt", &dt.data, &[tokens, heads], "a step", "at least 0", |x| x >= F::zero())?;
-    let a = case.read::<F>("in.A")?.unwrap_or_default();
-    let start = state::<F>(case, "in.h0", sequences * heads * channels)?;
+    let a = file.read::<F>("in.A")?.unwrap_or_default();
+    let start = state::<F>(file, "in.h0", sequences * heads * channels)?;
     let (up_state, up_out) = if grad {
-        (state(case, "up.h", sequences * heads * channels)?, Rows::<F>::read(case, "up.o", heads, dim_out)?)
+        (state(file, "up.h", sequences * heads * channels)?, Rows::<F>::read(file, "up.o", heads, dim_out)?)
     } else {
         (Vec::new(), Rows::zeros(0, heads, dim_out))
     };
@@ -238,7 +238,7 @@ pub(crate) fn run_ssm<F: Number>(
     results.put("out.h".into(), plan.state_shape(&[heads, channels]), states)?;
     if grad {
         put_grads(
-            case,
+            file,
             &mut results,
             [
                 ("in.x", grad_x.data),
@@ -255,12 +255,12 @@ pub(crate) fn run_ssm<F: Number>(
 
 /// Adds `grad.X` for every `in.X` that the file has.
 fn put_grads<F: Number, const N: usize>(
-    case: &Case<'_>,
+    file: &ScanFile<'_>,
     results: &mut Tensors,
     grads: [(&str, Vec<F>); N],
 ) -> Result<(), ScanError> {
     for (name, values) in grads {
-        if let Some(shape) = case.shape(name) {
+        if let Some(shape) = file.shape(name) {
             results.put(grad_name(name), shape.to_vec(), values)?;
         }
     }

@@ -5,11 +5,11 @@ use falcon_kernels::rule::{Align, Decay, Gain, Normaliser, Read};
 use falcon_kernels::solvers::ssm::Order;
 
 use crate::error::ScanError;
-use crate::file::Case;
+use crate::file::ScanFile;
 
 /// What computes a variant.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Model {
+pub(crate) enum Method {
     /// The kernels.
     Rule(Rule),
     /// The solver for recursive least squares.
@@ -83,21 +83,21 @@ const ORDERS: [(&str, Order); 2] = [("zoh", Order::ZeroOrderHold), ("first", Ord
 
 impl Variant {
     /// The variant that `kind` and `variant` name.
-    pub fn find(case: &Case<'_>) -> Result<Variant, ScanError> {
+    pub fn find(file: &ScanFile<'_>) -> Result<Variant, ScanError> {
         let kinds = [("falcon", true), ("baseline", false)];
-        let falcon = case.meta.need_choice("kind", &kinds, "every file")?;
+        let falcon = file.meta.need_choice("kind", &kinds, "every file")?;
         let choices: Vec<_> = VARIANTS.iter().filter(|v| v.falcon == falcon).map(|v| (v.name, *v)).collect();
-        case.meta.need_choice("variant", &choices, "every file")
+        file.meta.need_choice("variant", &choices, "every file")
     }
 
     /// The rule or solver with all options of `meta` except the window.
-    pub fn model(&self, case: &Case<'_>) -> Result<Model, ScanError> {
-        let (meta, name) = (&case.meta, self.name);
+    pub fn method(&self, file: &ScanFile<'_>) -> Result<Method, ScanError> {
+        let (meta, name) = (&file.meta, self.name);
         let Base::Rule(base) = self.base else {
             meta.choice("read", &READS[..1])?;
             return match self.base {
-                Base::Ssm => Ok(Model::Ssm { order: meta.need_choice("order", &ORDERS, name)? }),
-                _ => Ok(Model::Rls { align: meta.need_choice("align", &ALIGNS, name)? }),
+                Base::Ssm => Ok(Method::Ssm { order: meta.need_choice("order", &ORDERS, name)? }),
+                _ => Ok(Method::Rls { align: meta.need_choice("align", &ALIGNS, name)? }),
             };
         };
         let mut rule = Rule {
@@ -118,8 +118,8 @@ impl Variant {
         }
         if base.normaliser.is_some() {
             rule.normaliser = Some(Normaliser { eps: meta.need_number("eps_attn", name)? });
-            rule.gain = if self.gain.is_some_and(|name| case.has(name)) { Gain::Eta } else { Gain::Unit };
-            rule.decay = if self.decay.is_some_and(|name| case.has(name)) { Decay::Ridge } else { Decay::None };
+            rule.gain = if self.gain.is_some_and(|name| file.has(name)) { Gain::Eta } else { Gain::Unit };
+            rule.decay = if self.decay.is_some_and(|name| file.has(name)) { Decay::Ridge } else { Decay::None };
         }
         if rule.gain == Gain::Beta {
             rule.eps = meta.need_number("eps", &format!("{name} with a beta gain"))?;
@@ -128,7 +128,7 @@ impl Variant {
         if matches!(rule.decay, Decay::Ridge | Decay::ScaledRidge { .. }) && base.clamp.is_some() {
             rule.clamp = Some(meta.need_number("eps_gamma", &format!("{name} with a ridge"))?);
         }
-        Ok(Model::Rule(rule))
+        Ok(Method::Rule(rule))
     }
 
     /// Whether the variant writes the last `B` pairs; the others write one.

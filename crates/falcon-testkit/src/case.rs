@@ -84,7 +84,7 @@ pub struct Case<F> {
 
 /// The results of running a case in one form.
 #[derive(Clone, Debug)]
-pub struct Outcome<F> {
+pub struct CaseOutput<F> {
     /// `[tokens, heads, dim_v]`.
     pub out: Vec<F>,
     /// The outgoing state.
@@ -93,7 +93,7 @@ pub struct Outcome<F> {
     pub grads: Named,
 }
 
-impl<F: Real> Outcome<F> {
+impl<F: Real> CaseOutput<F> {
     /// Outputs and outgoing state.
     pub fn forward(&self) -> Named {
         let mut named = vec![("out", wide(&self.out))];
@@ -233,15 +233,15 @@ impl<F: Compiled> Case<F> {
     }
 
     /// Outputs and outgoing state.
-    pub fn forward(&self, form: Form) -> Outcome<F> {
+    pub fn forward(&self, form: Form) -> CaseOutput<F> {
         let mut state = self.state.clone();
         let mut out = vec![F::nan(); self.sizes.tokens * self.sizes.heads * self.sizes.dim_v];
         self.call(form).forward(&mut state, &mut out).expect("a valid case");
-        Outcome { out, state, grads: Vec::new() }
+        CaseOutput { out, state, grads: Vec::new() }
     }
 
     /// Outputs, outgoing state and gradients.
-    pub fn run(&self, form: Form) -> Outcome<F> {
+    pub fn run(&self, form: Form) -> CaseOutput<F> {
         let grads =
             self.call(form).backward(&self.state, &self.grad_out, Some(&self.grad_state)).expect("a valid case");
         let mut named = vec![
@@ -253,11 +253,11 @@ impl<F: Compiled> Case<F> {
         ];
         let names = ["grad memory", "grad last_key", "grad tail_x", "grad tail_v"];
         named.extend(names.into_iter().zip(named_state(&grads.state).into_iter().map(|(_, values)| values)));
-        Outcome { grads: named, ..self.forward(form) }
+        CaseOutput { grads: named, ..self.forward(form) }
     }
 
     /// Outputs and outgoing state of the decoder, one token at a time. All sequences must have the same length.
-    pub fn decode(&self) -> Outcome<F> {
+    pub fn decode(&self) -> CaseOutput<F> {
         let mut decoder = Decoder::new(&self.rule, self.state.clone()).expect("a valid rule");
         let mut all = vec![F::nan(); self.grad_out.len()];
         for time in 0..self.offsets.get(1).copied().unwrap_or(0) {
@@ -271,7 +271,7 @@ impl<F: Compiled> Case<F> {
                 all[token * width..][..width].copy_from_slice(out);
             }
         }
-        Outcome { out: all, state: decoder.into_state(), grads: Vec::new() }
+        CaseOutput { out: all, state: decoder.into_state(), grads: Vec::new() }
     }
 
     /// The given tokens, divided at `offsets`. The states stay those of the whole case, so the number of sequences must

@@ -4,6 +4,6 @@ mod case;
 mod close;
 mod random;
 
-pub use case::{Case, Outcome, Spec};
+pub use case::{Case, CaseOutput, Spec};
 pub use close::{Named, assert_close, max_error, rms_error};
 pub use random::Random;

@@ -376,7 +376,7 @@ def run(
 
     """
     if chunk_size < 1:
-        raise ValueError(f"chunk_size must be 1 at least, got {chunk_size}")
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     inputs = [None if part is None else part.to(dtype) for part in (q, k, v, gain, decay)]
     state = state._replace(

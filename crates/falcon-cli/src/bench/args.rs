@@ -1,31 +1,36 @@
 //! The command line of `falcon bench`.
 
+use std::io;
 use std::path::PathBuf;
+use std::process::Command;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
+use falcon_lab::bench::{
+    ALWAYS_DECODED, BenchRule, GenerateOptions, KernelsOptions, ONLY_ON_REQUEST, PeerOptions, ScalingOptions,
+    TrainOptions, named_rule,
+};
 use falcon_nn::{PRESETS, SIZES};
 
-use super::cases::{Preset, preset};
 use crate::names::Names;
 use crate::threads::all_cores;
 
 /// Arguments of `falcon bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// What to time.
+    /// What to measure.
     #[command(subcommand)]
     pub command: BenchCommand,
 }
 
-/// What to time.
+/// What to measure.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// Time every rule, forward and backward, and decoding, beside this machine's own rates.
+    /// Time every rule, forward and backward, and decoding, in comparison with the speed of this machine.
     Kernels(KernelsArgs),
-    /// Time training steps of whole models, beside a Transformer of the same size in PyTorch.
+    /// Time training steps of whole models, in comparison with a Transformer of the same size in PyTorch.
     Train(TrainBenchArgs),
-    /// Time generation after contexts of any length, and see what memory it takes.
+    /// Measure the speed and memory of generation after contexts of any length.
     Generate(GenerateBenchArgs),
 }
 
@@ -33,37 +38,38 @@ pub enum BenchCommand {
 #[derive(Debug, Args)]
 #[command(after_long_help = GENERATE)]
 pub struct GenerateBenchArgs {
-    /// Models, by preset. One whose state does not grow reads every context in full; a Transformer's cache is filled with random numbers.
+    /// The presets of the models. A model whose state does not grow reads every context; the cache of a Transformer is
+    /// filled with random numbers.
     #[arg(
         long,
         value_name = "NAMES",
         value_delimiter = ',',
         default_value = "falcon-1a.3,falcon-1.3,transformer",
-        value_parser = Names::of(PRESETS)
+        value_parser = Names::of(PRESETS.iter().copied())
     )]
     pub models: Vec<String>,
 
-    /// Their size.
-    #[arg(long, value_name = "SIZE", default_value = "130m", value_parser = Names::of(SIZES))]
+    /// The size of the models.
+    #[arg(long, value_name = "SIZE", default_value = "130m", value_parser = Names::of(SIZES.iter().copied()))]
     pub size: String,
 
-    /// Tokens before the first that is timed.
+    /// The numbers of tokens before the first that is timed.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1000,10000", value_parser = size(1 << 30))]
     pub contexts: Vec<usize>,
 
-    /// Tokens to generate at each.
+    /// The number of tokens to generate after each context.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = size(1 << 20))]
     pub tokens: usize,
 
-    /// Threads; all cores if not given.
+    /// The number of threads; by default one for each core.
     #[arg(long, value_name = "N", value_parser = size(1024))]
     pub threads: Option<usize>,
 
-    /// Draw tokens per second over the context, as an SVG file.
+    /// Write a chart of tokens per second by context to this SVG file.
     #[arg(long, value_name = "FILE")]
     pub picture: Option<PathBuf>,
 
-    /// Measure in this process, and print a line of JSON for every context.
+    /// Measure in this process, and print a line of JSON for each context.
     #[arg(long, hide = true)]
     pub measure: bool,
 
@@ -76,41 +82,41 @@ pub struct GenerateBenchArgs {
 #[derive(Debug, Args)]
 #[command(after_long_help = TRAIN)]
 pub struct TrainBenchArgs {
-    /// Models to time, by preset.
+    /// The presets of the models.
     #[arg(
         long,
         value_name = "NAMES",
         value_delimiter = ',',
         default_value = "transformer,falcon-1a.3,falcon-3a.3,falcon-1.3",
-        value_parser = Names::of(PRESETS)
+        value_parser = Names::of(PRESETS.iter().copied())
     )]
     pub models: Vec<String>,
 
-    /// Sequences per step.
+    /// The number of sequences per step.
     #[arg(long, value_name = "N", default_value = "64", value_parser = size(65536))]
     pub batch: usize,
 
-    /// Tokens per sequence.
+    /// The number of tokens per sequence.
     #[arg(long, alias = "time", value_name = "N", default_value = "100", value_parser = size(65536))]
     pub tokens: usize,
 
-    /// Threads; all cores if not given.
+    /// The number of threads; by default one for each core.
     #[arg(long, value_name = "N", value_parser = size(1024))]
     threads: Option<usize>,
 
-    /// Rounds; the median is reported. One more comes first, to warm up.
+    /// The number of rounds, of which the median is reported. One more round comes first, to warm up.
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub repeats: u16,
 
-    /// A python that has PyTorch; bench/peers/.venv/bin/python if that is there, or else python3.
+    /// A Python interpreter that has PyTorch; by default bench/peers/.venv/bin/python if it exists, or else python3.
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
 
-    /// Time torch.compile, too.
+    /// Also time torch.compile.
     #[arg(long, conflicts_with = "no_peer")]
     pub compiled: bool,
 
-    /// Without PyTorch.
+    /// Do not compare with PyTorch.
     #[arg(long)]
     pub no_peer: bool,
 
@@ -120,13 +126,33 @@ pub struct TrainBenchArgs {
 }
 
 impl TrainBenchArgs {
-    pub(super) fn threads(&self) -> usize {
-        self.threads.unwrap_or_else(all_cores)
+    pub(super) fn options(&self) -> TrainOptions {
+        let default = PathBuf::from("bench/peers/.venv/bin/python");
+        let default = || if default.exists() { default } else { "python3".into() };
+        let peer = |python: Option<PathBuf>| PeerOptions {
+            python: python.unwrap_or_else(default),
+            compiled: self.compiled,
+        };
+        TrainOptions {
+            models: self.models.clone(),
+            batch: self.batch,
+            tokens: self.tokens,
+            threads: self.threads.unwrap_or_else(all_cores),
+            repeats: self.repeats,
+            peer: (!self.no_peer).then(|| peer(self.python.clone())),
+        }
     }
+}
 
-    pub(super) fn python(&self) -> PathBuf {
-        let beside = PathBuf::from("bench/peers/.venv/bin/python");
-        self.python.clone().unwrap_or_else(|| if beside.exists() { beside } else { "python3".into() })
+impl GenerateBenchArgs {
+    pub(super) fn options(&self) -> GenerateOptions {
+        GenerateOptions {
+            models: self.models.clone(),
+            size: self.size.clone(),
+            contexts: self.contexts.clone(),
+            tokens: self.tokens,
+            threads: self.threads.unwrap_or_else(all_cores),
+        }
     }
 }
 
@@ -134,47 +160,47 @@ impl TrainBenchArgs {
 #[derive(Debug, Args)]
 #[command(after_long_help = KERNELS)]
 pub struct KernelsArgs {
-    /// Rules to time.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = preset, help = rules_help())]
-    pub(super) rules: Vec<Preset>,
+    /// The rules to time.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = named_rule, help = rules_help())]
+    pub rules: Vec<BenchRule>,
 
-    /// Tokens per sequence; 1024,4096 if not given, with --scaling 4096,16384,65536.
+    /// The numbers of tokens per sequence; by default 1024,4096, with --scaling 4096,16384,65536.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = size(1 << 24))]
     pub tokens: Vec<usize>,
 
-    /// Widths of keys and values; 64,128 if not given, with --scaling 64.
+    /// The sizes of keys and values; by default 64,128, with --scaling 64.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = size(1024))]
     pub dims: Vec<usize>,
 
-    /// Heads.
+    /// The number of heads.
     #[arg(long, value_name = "N", default_value = "8", value_parser = size(1024))]
     pub heads: usize,
 
-    /// Sequences at once, of the kernel table.
+    /// The number of sequences in the kernel table.
     #[arg(long, value_name = "N", default_value = "1", value_parser = size(1024))]
     pub batch: usize,
 
-    /// Threads; a row for each number. Decoding is timed on one.
+    /// The numbers of threads, each of which is a row. Decoding is timed on one thread.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1", value_parser = size(1024))]
     pub threads: Vec<usize>,
 
-    /// Tokens per chunk of the chunked form.
+    /// The number of tokens per chunk of the chunked form.
     #[arg(long, value_name = "N", default_value = "64", value_parser = size(8192))]
     pub chunk: usize,
 
-    /// Rounds; the median is reported. One more comes first, to warm up.
+    /// The number of rounds, of which the median is reported. One more round comes first, to warm up.
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub repeats: u16,
 
-    /// Only the decode table.
+    /// Print only the decode table.
     #[arg(long, conflicts_with_all = ["no_decode", "scaling"])]
     pub decode: bool,
 
-    /// No decode table.
+    /// Do not print the decode table.
     #[arg(long)]
     pub no_decode: bool,
 
-    /// Only a table of how time and peak memory grow with the length, each length in a process of its own.
+    /// Print only a table of time and peak memory by sequence length, each length in a process of its own.
     #[arg(long)]
     pub scaling: bool,
 
@@ -182,16 +208,47 @@ pub struct KernelsArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Answer timing requests, one line of JSON each, until stdin ends: how other programs interleave with this one.
+    /// Answer timing requests on stdin, one line of JSON each, so that other programs can time their kernels in turns
+    /// with these.
     #[arg(long, hide = true)]
     pub serve: bool,
 }
 
+impl KernelsArgs {
+    pub(super) fn options(&self) -> KernelsOptions {
+        KernelsOptions {
+            rules: self.rules.clone(),
+            tokens: self.tokens.clone(),
+            dims: self.dims.clone(),
+            heads: self.heads,
+            batch: self.batch,
+            threads: self.threads.clone(),
+            chunk: self.chunk,
+            repeats: self.repeats,
+            kernels: !self.decode,
+            decode: !self.no_decode,
+        }
+    }
+
+    pub(super) fn scaling_options<'a>(&self, server: &'a dyn Fn() -> io::Result<Command>) -> ScalingOptions<'a> {
+        ScalingOptions {
+            rules: self.rules.clone(),
+            tokens: self.tokens.clone(),
+            dims: self.dims.clone(),
+            heads: self.heads,
+            threads: self.threads.clone(),
+            chunk: self.chunk,
+            repeats: self.repeats,
+            server,
+        }
+    }
+}
+
 fn rules_help() -> String {
     format!(
-        "Rules to time; all but {} if not given. The decode table has {}, and those given here",
-        super::kernels::ON_REQUEST.join(" and "),
-        super::decode::ALWAYS.join(" and "),
+        "The rules to time; by default all but {}. The decode table has {}, and those given here",
+        ONLY_ON_REQUEST.join(" and "),
+        ALWAYS_DECODED.join(" and "),
     )
 }
 
@@ -201,16 +258,17 @@ fn size(most: u64) -> RangedU64ValueParser<usize> {
 }
 
 const KERNELS: &str = "\
-WHAT THE COLUMNS ARE
+COLUMNS
 
-  fwd ms, f+b ms   medians of forward, and of forward and backward together; f32
-  bwd/fwd          backward alone over forward
-  GFLOP/s          useful ones: the products of the chunked form, triangular ones counted half
-  %gemm            GFLOP/s over those of a plain matrix product in the same run, as many at
-                   once as there are threads
-  us/tok·head      forward microseconds for a token of one head
-  GB/s             decode: bytes of memory read and written; beside it, scaling an array of
-                   the same size in place
+  fwd ms, f+b ms   median of forward, and of forward and backward together; f32
+  bwd/fwd          backward alone, relative to forward
+  GFLOP/s          useful operations: the products of the chunked form, triangular ones counted
+                   half
+  %gemm            GFLOP/s relative to a plain matrix product in the same run, one on each thread
+  us/tok·head      microseconds of forward per token and head
+  GB/s             decode: memory read and written per second; machine GB/s: the same for scaling an
+                   array of the same size in place
+  rel              scaling: time per token relative to the shortest sequence
 
 EXAMPLES
 
@@ -219,20 +277,19 @@ EXAMPLES
   falcon bench kernels --decode --json
   falcon bench kernels --scaling
 
-  The figures are only as quiet as the machine: close what else is running, and raise --repeats
-  if two runs differ.";
+  Other programs disturb the measurements: close them, and raise --repeats if two runs differ.";
 
 const TRAIN: &str = "\
-WHAT THE COLUMNS ARE
+COLUMNS
 
   ms/step      median of a step: forward, backward, clipping and AdamW, in f32
-  tokens/s     of all sequences of the batch
-  x PyTorch    speed over that of the first row, a Transformer of the same shape in PyTorch
-  GFLOP/s      useful ones: the products with parameters, 6 for each of their numbers per token
-  %gemm        GFLOP/s over those of a plain matrix product in the same run
+  tokens/s     tokens of all sequences of the batch per second
+  x PyTorch    speed relative to the first row, a Transformer of the same shape in PyTorch
+  GFLOP/s      useful operations: products with parameters, 6 per token and parameter of a matrix
+  %gemm        GFLOP/s relative to a plain matrix product in the same run
 
-  All rows take turns, round by round. It takes a minute or so, and PyTorch as long to start as
-  it does; what --compiled compiles, some minutes more.
+  All rows take turns, round by round. The defaults take about a minute, after PyTorch has started;
+  --compiled takes some minutes more to compile.
 
 EXAMPLES
 
@@ -241,16 +298,16 @@ EXAMPLES
   falcon bench train --python ~/torch/bin/python --compiled --json";
 
 const GENERATE: &str = "\
-WHAT THE COLUMNS ARE
+COLUMNS
 
   tokens/s, ms/token   median over the tokens that are generated one by one after the context
-  state MiB            what the model keeps of the context
-  resident MiB         all memory of the process, the weights too
-  context is           read: token by token, as it would be; random: a cache filled with random
-                       numbers, for reading takes a Transformer time quadratic in the length
+  state MiB            the state of the model after the context
+  resident MiB         the memory of the whole process, including the weights
+  context is           read: token by token; random: a cache filled with random numbers, because
+                       the time to read a context grows quadratically for a Transformer
 
-  Models follow each other, each in a process of its own. The defaults take some minutes; a
-  model of 130m reads a million tokens in an hour or so on two cores.
+  Models are measured one after the other, each in a process of its own. The defaults take some
+  minutes; a model of size 130m reads a million tokens in about an hour on two cores.
 
 EXAMPLES
 

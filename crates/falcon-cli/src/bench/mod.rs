@@ -1,49 +1,33 @@
-//! `falcon bench`: what kernels, training steps and generation cost on this machine, beside what the machine can do.
-//!
-//! Rows of kernels, decoding and training steps are timed round-robin (`schedule`), the machine's own rates among them, and medians are
-//! reported: a disturbance hits a row and its yardstick alike. Rules of the scaling table and models that generate follow each other, for
-//! not all would fit in memory at once.
+//! `falcon bench`: measures the speed and memory of kernels, training steps and generation.
 
 mod args;
-mod cases;
-mod child;
-mod decode;
-mod error;
-mod flops;
-mod gemm;
-mod generate;
-mod kernels;
-mod scaling;
-mod schedule;
-mod serve;
-mod table;
-mod train;
 
 use std::io::{self, Write};
+use std::process::Command;
 
+use falcon_base::AtPath;
+use falcon_base::files::write_file;
+use falcon_lab::bench::{self, BenchError, BenchTable, GenerateOptions};
+use falcon_lm::monitor::Monitor;
 use serde_json::Value;
 
 pub use args::{BenchArgs, BenchCommand, GenerateBenchArgs, KernelsArgs, TrainBenchArgs};
-pub use error::BenchError;
 
-use crate::output::printed;
-use cases::check_memory;
-use schedule::Schedule;
-pub(crate) use table::Text;
+use crate::output::{self, Kind, printed};
+use crate::progress::Progress;
+use crate::threads::use_threads;
 
-/// Runs what was asked for, and prints it to stdout.
+/// Runs a benchmark, and prints its tables to stdout.
 pub fn run(args: &BenchArgs) -> Result<(), BenchError> {
     let done = match &args.command {
-        BenchCommand::Kernels(args) if args.serve => serve::serve(io::stdin().lock(), io::stdout().lock()),
-        BenchCommand::Kernels(args) => tables(args).and_then(|tables| print(args.json, &tables)),
-        BenchCommand::Train(args) => train::run(args).and_then(|table| print(args.json, &[table])),
-        BenchCommand::Generate(args) if args.measure => generate::measure(args),
-        BenchCommand::Generate(args) => {
-            let (table, failed) = generate::run(args)?;
-            // What was measured is worth as much when something else could not be.
-            print(args.json, &[table])?;
-            failed.map_or(Ok(()), Err)
+        BenchCommand::Kernels(args) if args.serve => bench::serve(io::stdin().lock(), io::stdout().lock()),
+        BenchCommand::Kernels(args) => kernels(args),
+        BenchCommand::Train(args) => train(args),
+        BenchCommand::Generate(args) if args.measure => {
+            use_threads(args.threads)?;
+            bench::measure_generation(&args.options(), io::stdout(), &mut ShowStages::default())
         }
+        BenchCommand::Generate(args) => generate(args),
     };
     match done {
         Err(error) if error.is_broken_pipe() => Ok(()),
@@ -51,40 +35,79 @@ pub fn run(args: &BenchArgs) -> Result<(), BenchError> {
     }
 }
 
-/// Rows of one kind: for people, and for programs.
-struct Table {
-    title: String,
-    text: Text,
-    rows: Vec<Value>,
+fn kernels(args: &KernelsArgs) -> Result<(), BenchError> {
+    let tables = if args.scaling {
+        let server = || this_program(&["bench", "kernels", "--serve"]);
+        vec![bench::scaling(&args.scaling_options(&server), &mut ShowStages::default())?]
+    } else {
+        bench::kernels(&args.options(), &mut ShowStages::default())?
+    };
+    print(args.json, &tables)
 }
 
-fn tables(args: &KernelsArgs) -> Result<Vec<Table>, BenchError> {
-    if args.scaling {
-        return Ok(vec![scaling::run(&scaling::Plan::from(args))?]);
+fn train(args: &TrainBenchArgs) -> Result<(), BenchError> {
+    let options = args.options();
+    use_threads(Some(options.threads))?;
+    let table = bench::train(&options, &mut ShowStages::default())?;
+    print(args.json, &[table])
+}
+
+fn generate(args: &GenerateBenchArgs) -> Result<(), BenchError> {
+    if let Some(path) = &args.picture {
+        output::check(path, Kind::Svg, &[] as &[&str]).at(path)?;
     }
-    // Both tables share one schedule, so the rows of both are interleaved.
-    let kernels = (!args.decode).then(|| kernels::Plan::try_from(args)).transpose()?;
-    let decode = (!args.no_decode).then(|| decode::Plan::from(args));
-    let bytes = kernels.iter().flat_map(kernels::Plan::bytes).chain(decode.iter().flat_map(decode::Plan::bytes));
-    check_memory(bytes, "--tokens, --dims, --heads or --batch")?;
-    let kernel_cases = kernels.as_ref().map(kernels::Plan::cases);
-    let decode_cases = decode.as_ref().map(decode::Plan::cases);
-    let mut schedule = Schedule::default();
-    let kernel_rows = kernel_cases.as_ref().map(|cases| cases.add_to(&mut schedule)).transpose()?;
-    let decode_rows = decode_cases.as_ref().map(|cases| cases.add_to(&mut schedule)).transpose()?;
-    let medians = schedule.run(args.repeats.into())?;
-    let mut tables = Vec::new();
-    tables.extend(kernel_rows.map(|rows| rows.tables(&medians)).into_iter().flatten());
-    tables.extend(decode_rows.map(|rows| rows.table(&medians)));
-    Ok(tables)
+    let worker = |options: &GenerateOptions| {
+        let list = |values: &[usize]| values.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        let (models, contexts) = (options.models.join(","), list(&options.contexts));
+        let (tokens, threads) = (options.tokens.to_string(), options.threads.to_string());
+        let what = ["--models", &models, "--size", &options.size, "--contexts", &contexts];
+        this_program(
+            &[&["bench", "generate", "--measure"][..], &what, &["--tokens", &tokens, "--threads", &threads]]
+                .concat(),
+        )
+    };
+    let warn = |error: &BenchError| drop(writeln!(io::stderr(), "warning: {error}"));
+    let results = bench::generate(&args.options(), &worker, &warn)?;
+    if let Some(path) = &args.picture {
+        write_file(path, results.picture.as_bytes())?;
+    }
+    // The rows that could be measured are printed even if others failed.
+    print(args.json, &[results.table])?;
+    results.failed.map_or(Ok(()), Err)
 }
 
-fn print(json: bool, tables: &[Table]) -> Result<(), BenchError> {
+/// The command that runs this program once more.
+fn this_program(args: &[&str]) -> io::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(args);
+    Ok(command)
+}
+
+/// Shows the progress of a benchmark. Ctrl-C ends the program at once: there is nothing to save.
+#[derive(Default)]
+struct ShowStages(Option<Progress>);
+
+impl Monitor for ShowStages {
+    fn stage(&mut self, name: &str) {
+        let shown = self.0.get_or_insert_with(|| Progress::spinner(name));
+        shown.length(None);
+        shown.message(name.into());
+    }
+
+    fn advance(&mut self, done: usize, total: Option<usize>) {
+        if let Some(shown) = &self.0 {
+            shown.length(total.map(|total| total as u64));
+            shown.position(done as u64);
+        }
+    }
+}
+
+fn print(json: bool, tables: &[BenchTable]) -> Result<(), BenchError> {
     let text = if json {
         let rows: Vec<&Value> = tables.iter().flat_map(|table| &table.rows).collect();
         serde_json::to_string_pretty(&rows).map_err(io::Error::from)? + "\n"
     } else {
-        let tables = tables.iter().map(|Table { title, text, .. }| format!("{title}\n\n{text}"));
+        let tables = tables.iter().map(|BenchTable { title, text, .. }| format!("{title}\n\n{text}"));
         tables.collect::<Vec<_>>().join("\n")
     };
     Ok(printed(io::stdout().write_all(text.as_bytes()))?)

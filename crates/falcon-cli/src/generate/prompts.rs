@@ -1,40 +1,73 @@
-//! Where prompts come from: an argument, a file, stdin, or a file with one per line. None is held whole but for an
-//! argument.
+//! Where prompts come from: an argument, a file, stdin, or a file with one prompt per line. Files are read in pieces,
+//! so that a prompt may be longer than memory.
 
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, IsTerminal, Read};
+use std::io::{self, BufRead, BufReader, IsTerminal};
 use std::path::{Path, PathBuf};
 
-use falcon_lm::data::{Source, SourceError, read_text};
+use falcon_base::PathError;
+use falcon_base::files::open_regular;
+use falcon_lm::data::{LineError, Lines, Source, SourceError, read_text};
+use thiserror::Error;
 
-use super::{GenerateArgs, GenerateError};
+/// Why a prompt cannot be read.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PromptError {
+    /// The file cannot be opened.
+    #[error("{0}; give a regular file, or - for stdin")]
+    Path(#[from] PathError),
+    /// The file is not text, or cannot be read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// A line of `--prompts` is too long.
+    #[error("{}, line {line}: longer than {limit} bytes; give a long prompt by --file", path.display())]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from 1.
+        line: u64,
+        /// The most bytes that a line may have.
+        limit: usize,
+    },
+    /// A line of `--prompts` is not text.
+    #[error("{}, line {line}: {source}", path.display())]
+    Encoding {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from 1.
+        line: u64,
+        /// What is wrong with it.
+        source: std::str::Utf8Error,
+    },
+    /// A file of `--prompts` without a prompt.
+    #[error("{}: no prompt in it; all of its lines are empty", .0.display())]
+    NoPrompts(PathBuf),
+}
 
-/// A prompt.
+/// One prompt.
 pub(super) enum Prompt {
     Text(String),
-    /// A regular file, read piece by piece however long it is.
     File(PathBuf),
-    /// Read piece by piece, too.
     Stdin,
 }
 
 impl Prompt {
-    /// The only prompt there is, unless there are many.
-    pub fn of(args: &GenerateArgs) -> Result<Self, GenerateError> {
-        match (&args.prompt, &args.file) {
-            (Some(text), _) => Ok(Self::Text(text.clone())),
+    /// The prompt given as an argument or by `--file`. Without either, it is stdin, or empty if stdin is a terminal.
+    pub fn new(text: Option<&str>, file: Option<&Path>) -> Result<Self, PromptError> {
+        match (text, file) {
+            (Some(text), _) => Ok(Self::Text(text.into())),
             (None, Some(path)) if is_stdin(path) => Ok(Self::Stdin),
             (None, Some(path)) => {
-                check_regular(path)?;
-                Ok(Self::File(path.clone()))
+                open_regular(path)?;
+                Ok(Self::File(path.into()))
             }
             (None, None) if io::stdin().is_terminal() => Ok(Self::Text(String::new())),
             (None, None) => Ok(Self::Stdin),
         }
     }
 
-    /// The text, or the name of the file it is in.
-    pub fn shown(&self) -> String {
+    /// The text of the prompt, or the name of its file.
+    pub fn name(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
             Self::File(path) => path.display().to_string(),
@@ -42,102 +75,85 @@ impl Prompt {
         }
     }
 
-    /// Hands it to `take` piece by piece, until that says to stop by false. Says whether it went to the end.
-    pub fn read(&self, mut take: impl FnMut(&str) -> Result<bool, GenerateError>) -> Result<bool, GenerateError> {
-        let going = |going: bool| if going { Ok(()) } else { Err(Stop::Asked) };
+    /// Passes the text to `take`, piece by piece.
+    pub fn read<E: From<PromptError>>(&self, mut take: impl FnMut(&str) -> Result<(), E>) -> Result<(), E> {
+        let mut take = |text: &str| take(text).map_err(Stop::Caller);
         let read = match self {
-            Self::Text(text) => return take(text),
+            Self::Text(text) => take(text),
             Self::File(path) => {
-                Source::open(path)?.read(|piece| take(&piece.text).map_err(Stop::Wrong).and_then(going))
+                Source::open(path).map_err(Stop::from).and_then(|source| source.read(|piece| take(&piece.text)))
             }
             Self::Stdin => {
-                // One piece is held back: of the last, the newline that `echo` adds is not meant.
+                // One piece is held back, because the newline that `echo` appends to the last one is not meant.
                 let mut held: Option<String> = None;
                 let stdin = BufReader::new(io::stdin());
                 let read = read_text(Path::new("stdin"), stdin, |piece| match held.replace(piece.text) {
-                    Some(before) => take(&before).map_err(Stop::Wrong).and_then(going),
+                    Some(before) => take(&before),
                     None => Ok(()),
                 });
                 let last = held.unwrap_or_default();
-                read.and_then(|()| {
-                    take(last.strip_suffix('\n').unwrap_or(&last)).map_err(Stop::Wrong).and_then(going)
-                })
+                read.and_then(|()| take(last.strip_suffix('\n').unwrap_or(&last)))
             }
         };
-        match read {
-            Ok(()) => Ok(true),
-            Err(Stop::Asked) => Ok(false),
-            Err(Stop::Wrong(error)) => Err(error),
-        }
+        read.map_err(|stop| match stop {
+            Stop::Source(error) => PromptError::from(error).into(),
+            Stop::Caller(error) => error,
+        })
     }
 }
 
-/// Why a text is read no further.
-enum Stop {
-    Asked,
-    Wrong(GenerateError),
+/// Why reading ends early: the text cannot be read, or the caller's function failed.
+enum Stop<E> {
+    Source(SourceError),
+    Caller(E),
 }
 
-impl From<SourceError> for Stop {
+impl<E> From<SourceError> for Stop<E> {
     fn from(error: SourceError) -> Self {
-        Self::Wrong(error.into())
+        Self::Source(error)
     }
 }
 
-/// Bytes of a line, at most. A longer prompt belongs into a file of its own.
-const LONGEST_LINE: usize = 1 << 20;
+/// The most bytes of a line of `--prompts`.
+const LONGEST_PROMPT: usize = 1 << 20;
 
-/// The prompts of a file, one per line; empty lines are passed over.
-pub(super) struct Lines {
-    reader: Box<dyn BufRead>,
-    name: PathBuf,
-    line: usize,
+/// The prompts of `--prompts`, one per line. Empty lines are skipped.
+pub(super) struct PromptLines {
+    lines: Lines<Box<dyn BufRead>>,
+    path: PathBuf,
 }
 
-impl Lines {
+impl PromptLines {
     /// Opens a regular file, or stdin.
-    pub fn open(path: &Path) -> Result<Self, GenerateError> {
-        let (name, line) = (path.to_path_buf(), 0);
-        if is_stdin(path) {
-            return Ok(Self { reader: Box::new(BufReader::new(io::stdin())), name: "stdin".into(), line });
-        }
-        check_regular(path)?;
-        let file =
-            File::open(path).map_err(|error| GenerateError::Prompt { name: path.display().to_string(), error })?;
-        Ok(Self { reader: Box::new(BufReader::new(file)), name, line })
+    pub fn open(path: &Path) -> Result<Self, PromptError> {
+        let (reader, path): (Box<dyn BufRead>, _) = match is_stdin(path) {
+            true => (Box::new(BufReader::new(io::stdin())), "stdin".into()),
+            false => (Box::new(BufReader::new(open_regular(path)?)), path.into()),
+        };
+        Ok(Self { lines: Lines::with_limit(reader, LONGEST_PROMPT), path })
     }
 
-    /// The next prompt; none at the end.
-    fn next(&mut self) -> Result<Option<Prompt>, GenerateError> {
-        loop {
-            self.line += 1;
-            let mut bytes = Vec::new();
-            let wrong = |what: String| GenerateError::Line { path: self.name.clone(), line: self.line, what };
-            let mut limited = self.reader.by_ref().take(LONGEST_LINE as u64 + 2);
-            limited.read_until(b'\n', &mut bytes).map_err(|error| wrong(error.to_string()))?;
-            if bytes.is_empty() {
-                return Ok(None);
-            }
-            let line = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
-            let line = line.strip_suffix(b"\r").unwrap_or(line);
-            if line.len() > LONGEST_LINE {
-                let what = format!("longer than {LONGEST_LINE} bytes; give a long prompt by --file");
-                return Err(wrong(what));
-            }
-            if !line.is_empty() {
-                let text = std::str::from_utf8(line).map_err(|error| wrong(error.to_string()))?;
-                return Ok(Some(Prompt::Text(text.into())));
-            }
-        }
+    /// The first prompts, at most `count`. It is an error if there is none.
+    pub fn first(&mut self, count: usize) -> Result<Vec<Prompt>, PromptError> {
+        let prompts = self.take(count)?;
+        if prompts.is_empty() { Err(PromptError::NoPrompts(self.path.clone())) } else { Ok(prompts) }
     }
 
-    /// The next prompts, as many as are continued side by side; none at the end.
-    pub fn take(&mut self, count: usize) -> Result<Vec<Prompt>, GenerateError> {
+    /// The next prompts, at most `count`; none at the end.
+    pub fn take(&mut self, count: usize) -> Result<Vec<Prompt>, PromptError> {
+        let Self { lines, path } = self;
         let mut prompts = Vec::new();
-        while prompts.len() < count
-            && let Some(prompt) = self.next()?
-        {
-            prompts.push(prompt);
+        while prompts.len() < count {
+            let next = lines.next_line().map_err(|error| match error {
+                LineError::Io(error) => PathError::new(&*path, error).into(),
+                LineError::TooLong { line, limit } => PromptError::TooLong { path: path.clone(), line, limit },
+            });
+            let Some((line, bytes)) = next? else { break };
+            if !bytes.is_empty() {
+                let text = std::str::from_utf8(bytes);
+                let text = text.map_err(|source| PromptError::Encoding { path: path.clone(), line, source })?;
+                prompts.push(Prompt::Text(text.into()));
+            }
         }
         Ok(prompts)
     }
@@ -147,14 +163,7 @@ fn is_stdin(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// A pipe or a device could keep the program waiting for ever; stdin has a name of its own.
-fn check_regular(path: &Path) -> Result<(), GenerateError> {
-    let name = || path.display().to_string();
-    let about = fs::metadata(path).map_err(|error| GenerateError::Prompt { name: name(), error })?;
-    if about.is_file() { Ok(()) } else { Err(GenerateError::NotRegular { path: path.into() }) }
-}
-
-/// What `--stop` says, with `\n`, `\t` and `\\` as what they stand for.
+/// Replaces `\n`, `\t` and `\\` in the text of `--stop`.
 pub(super) fn unescape(text: &str) -> Result<String, String> {
     let mut out = String::new();
     let mut characters = text.chars();
@@ -167,63 +176,46 @@ pub(super) fn unescape(text: &str) -> Result<String, String> {
             Some('n') => out.push('\n'),
             Some('t') => out.push('\t'),
             Some('\\') => out.push('\\'),
-            Some(other) => return Err(format!("\\{other} stands for nothing; known are \\n, \\t and \\\\")),
-            None => return Err("it ends with a single \\; write \\\\ for one".into()),
+            Some(unknown) => return Err(format!("unknown escape \\{unknown}; known are \\n, \\t and \\\\")),
+            None => return Err("it ends with a single backslash; write \\\\ for a backslash".into()),
         }
     }
     Ok(out)
 }
 
-/// Text as a terminal may show it: control characters but for newlines and tabs could move the cursor, or worse.
-pub(super) fn visible(text: &str) -> String {
-    let mut out = String::new();
-    for character in text.chars() {
-        match character {
-            '\n' | '\t' => out.push(character),
-            control if control.is_control() => out += &format!("\\x{:02x}", control as u32),
-            other => out.push(other),
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
-    fn escapes_are_what_they_stand_for() {
+    fn escapes_are_replaced() {
         assert_eq!(unescape(r"a\n\tb\\n"), Ok("a\n\tb\\n".into()));
-        assert!(unescape(r"a\q").unwrap_err().contains(r"\q stands for nothing"));
+        assert!(unescape(r"a\q").unwrap_err().contains(r"unknown escape \q"));
         assert!(unescape(r"a\").unwrap_err().contains("single"));
     }
 
     #[test]
-    fn control_characters_are_shown_by_their_numbers() {
-        let text = "a\u{1b}[2J\r\n\tb\u{7f}\u{9b}é";
-        assert_eq!(visible(text), "a\\x1b[2J\\x0d\n\tb\\x7f\\x9bé");
-    }
-
-    #[test]
-    fn lines_are_taken_by_so_many_and_have_a_limit() {
+    fn prompts_are_taken_in_batches_and_errors_name_the_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("prompts.txt");
         fs::write(&path, "one\n\ntwo\r\nthree").unwrap();
-        let mut lines = Lines::open(&path).unwrap();
-        let mut take = || lines.take(2).unwrap().iter().map(Prompt::shown).collect::<Vec<_>>();
+        let mut lines = PromptLines::open(&path).unwrap();
+        let mut take = || lines.take(2).unwrap().iter().map(Prompt::name).collect::<Vec<_>>();
         assert_eq!(
             [take(), take(), take()],
             [vec!["one".to_string(), "two".into()], vec!["three".into()], vec![]]
         );
-        for (length, good) in [(LONGEST_LINE, true), (LONGEST_LINE + 1, false), (3 * LONGEST_LINE, false)] {
-            fs::write(&path, format!("a\n{}\n", "x".repeat(length))).unwrap();
-            let taken = Lines::open(&path).unwrap().take(9);
-            assert_eq!(taken.is_ok(), good, "{length}");
-            if let Err(error) = taken {
-                assert!(error.to_string().contains("prompts.txt, line 2: longer than"), "{error}");
-            }
-        }
+        fs::write(&path, format!("a\n{}\n", "x".repeat(LONGEST_PROMPT + 1))).unwrap();
+        let error = PromptLines::open(&path).unwrap().take(9).err().unwrap().to_string();
+        assert!(error.contains("prompts.txt, line 2: longer than 1048576 bytes"), "{error}");
         fs::write(&path, b"a\n\xff\n").unwrap();
-        assert!(Lines::open(&path).unwrap().take(9).is_err());
+        let error = PromptLines::open(&path).unwrap().take(9).err().unwrap().to_string();
+        assert!(error.contains("prompts.txt, line 2: invalid utf-8"), "{error}");
+        fs::write(&path, "\n\n").unwrap();
+        let error = PromptLines::open(&path).unwrap().first(9).err().unwrap().to_string();
+        assert!(error.contains("no prompt in it"), "{error}");
+        assert!(PromptLines::open(folder.path()).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! `falcon train`: the configuration, the run, and what one sees of it.
+//! `falcon train`: resolves the configuration, trains, and shows progress.
 
 mod args;
 mod show;
@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
-use falcon_lm::config::{Layer, RUN_FILE, RunConfig, RunConfigError};
+use falcon_lm::config::{Draft, Layer, RUN_FILE, RunConfig, RunConfigError};
 use falcon_lm::data::{Check, Tokenizer};
 use falcon_lm::train::{Changes, Footprint, FootprintError, Opening, Outcome, TrainError, Trainer, fresh_model};
 use falcon_lm::transfer::{Pretrained, TransferError};
@@ -22,32 +22,33 @@ use crate::interrupt::{SAVING, stop_on_interrupt};
 use crate::output::printed;
 use crate::threads::{ThreadsError, use_threads};
 
-/// Why there is no trained model.
+/// Why `falcon train` failed.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum TrainCommandError {
-    /// The configuration does not do.
+    /// The configuration is not valid.
     #[error(transparent)]
     Config(#[from] RunConfigError),
-    /// The run could not go on.
+    /// Training failed.
     #[error(transparent)]
     Train(#[from] TrainError),
     /// There is not enough memory.
     #[error(transparent)]
     Memory(#[from] FootprintError),
-    /// The model of --init-from cannot be started from.
+    /// A run cannot start from the model of --init-from.
     #[error("--init-from: {0}")]
     Transfer(#[from] TransferError),
     /// Threads could not be started.
     #[error(transparent)]
     Threads(#[from] ThreadsError),
-    /// What was to be printed could not be.
+    /// Stdout cannot be written.
     #[error("stdout: {0}")]
     Output(#[from] io::Error),
 }
 
-/// Trains, and prints to stdout how it went. Tells how the run ended.
+/// Trains a model, and prints a summary.
 pub fn run(args: &TrainArgs) -> Result<Outcome, TrainCommandError> {
-    let Plan { mut config, folder, named } = plan(args)?;
+    let Plan { mut config, tokenizer, folder, named } = plan(args)?;
     let footprint = Footprint::of(&config);
     if args.dry_run {
         let text = match args.json {
@@ -65,7 +66,7 @@ pub fn run(args: &TrainArgs) -> Result<Outcome, TrainCommandError> {
         config.task.set_check(Check::Full);
     }
     if args.verbose {
-        // What the run is told, not what comes of it: nobody need read it.
+        // To stderr, because it is not a result.
         let _ = writeln!(io::stderr(), "{}", config.to_toml());
     }
     use_threads(args.threads.map(Into::into))?;
@@ -73,7 +74,7 @@ pub fn run(args: &TrainArgs) -> Result<Outcome, TrainCommandError> {
     let mut show = Show::new(&config, stop_on_interrupt("stopping"));
     let changes = if named { Changes::Accept } else { Changes::Refuse };
     let opening = Opening { changes, initial: initial_model };
-    let mut trainer = match Trainer::open_by(&config, &folder, &opening, &mut show) {
+    let mut trainer = match Trainer::open_by(&config, tokenizer, &folder, &opening, &mut show) {
         Err(error) if error.is_interrupt() => {
             show.clear();
             return Ok(Outcome::Interrupted);
@@ -87,15 +88,17 @@ pub fn run(args: &TrainArgs) -> Result<Outcome, TrainCommandError> {
     Ok(outcome)
 }
 
-/// What is to be run, and where.
+/// The run that the arguments ask for.
 struct Plan {
     config: RunConfig,
+    /// The tokenizer of the task.
+    tokenizer: Tokenizer,
     folder: PathBuf,
-    /// Whether the folder was named, so that a run in it is meant to be continued with what else was given.
+    /// Whether the folder was given, so that a run in it is to be resumed with the other arguments.
     named: bool,
 }
 
-/// Every key of a configuration, in the sections of its file, and the memory it needs.
+/// All keys of a configuration in the sections of its file, and the memory that it needs.
 fn as_json(config: &RunConfig, footprint: &Footprint) -> Value {
     let memory = json!({ "total": footprint.total(), "parts": footprint });
     let mut all = json!({ "model": config.model, "task": config.task, "train": config.train, "memory": memory });
@@ -116,7 +119,7 @@ fn initial_model(config: &RunConfig, tokenizer: Option<&Tokenizer>, device: &Dev
     start().map_err(|error| TrainError::Initial(Box::new(error)))
 }
 
-/// What the arguments say, over what the run in the folder says if there is one.
+/// Resolves the arguments on top of the configuration of the run in the folder, if there is one.
 fn plan(args: &TrainArgs) -> Result<Plan, TrainCommandError> {
     let mut layers = Vec::new();
     if let Some(path) = &args.config {
@@ -137,21 +140,22 @@ fn plan(args: &TrainArgs) -> Result<Plan, TrainCommandError> {
         if let Some(source) = &args.init_from {
             layers.push(Layer::of("train", "init_from", source.to_string_lossy().into_owned()));
         }
-        let config = RunConfig::continued(&folder, &layers)?;
-        return Ok(Plan { config, folder, named: true });
+        let (config, tokenizer) = Draft::resumed(&folder, &layers)?.open()?;
+        return Ok(Plan { config, tokenizer, folder, named: true });
     }
     if let Some(source) = &args.init_from {
         let mut below = Pretrained::layer(source)?;
         below.push(Layer::of("train", "init_from", source.to_string_lossy().into_owned()));
         layers.splice(0..0, below);
     }
-    let config = RunConfig::resolve(&layers)?;
-    if let Some(folder) = args.run.clone() {
-        return Ok(Plan { config, folder, named: true });
+    let mut draft = Draft::resolve(&layers)?;
+    let (folder, named) = match args.run.clone() {
+        Some(folder) => (folder, true),
+        None => (Path::new("runs").join(format!("{}-{}", draft.task.name(), draft.preset)), false),
+    };
+    if !named && is_run(&folder) && args.init_from.is_none() {
+        draft = Draft::resumed(&folder, &layers)?;
     }
-    let folder = Path::new("runs").join(format!("{}-{}", config.task.name(), config.preset));
-    match is_run(&folder) && args.init_from.is_none() {
-        true => Ok(Plan { config: RunConfig::continued(&folder, &layers)?, folder, named: false }),
-        false => Ok(Plan { config, folder, named: false }),
-    }
+    let (config, tokenizer) = draft.open()?;
+    Ok(Plan { config, tokenizer, folder, named })
 }

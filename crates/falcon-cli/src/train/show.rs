@@ -1,36 +1,37 @@
-//! What one sees of a run: a line that moves, and what is left when it is done.
+//! The progress of a training run on stderr, and its summary.
 
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use falcon_lm::config::{RUN_FILE, RunConfig};
-use falcon_lm::memory::{self, human};
+use falcon_lm::memory;
+use falcon_lm::monitor::Monitor;
 use falcon_lm::train::{EvalRecord, Footprint, Outcome, Record, TrainRecord, Trainer, Watch};
 use indicatif::{HumanBytes, HumanCount, HumanDuration};
 use serde_json::json;
 
+use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 
-/// Looks on.
+/// Shows the progress of a run.
 pub(crate) struct Show {
-    /// Before every line.
+    /// Printed before every line.
     about: String,
     progress: Progress,
-    stop: &'static AtomicBool,
+    stop: Interrupt,
     begin: Instant,
     tokens: usize,
     seconds: f64,
     steps: u64,
-    /// Tokens that a step reads, on average.
+    /// The mean number of tokens in a step.
     tokens_per_step: u64,
-    /// Tokens of a pass over the data, where it has an end.
+    /// Tokens of one pass over the data, if the data is finite.
     epoch: Option<usize>,
     last: Vec<EvalRecord>,
 }
 
 impl Show {
-    pub fn new(config: &RunConfig, stop: &'static AtomicBool) -> Self {
+    pub fn new(config: &RunConfig, stop: Interrupt) -> Self {
         Self {
             about: String::new(),
             progress: Progress::later(config.train.schedule.steps),
@@ -45,17 +46,17 @@ impl Show {
         }
     }
 
-    /// The same with a name before every line.
+    /// Prints a name before every line.
     pub fn about(self, name: String) -> Self {
         Self { about: name + "  ", ..self }
     }
 
-    /// Takes the line away.
+    /// Removes the line of progress.
     pub fn clear(&mut self) {
         self.progress.clear();
     }
 
-    /// Says in a line what is trained, and where.
+    /// Prints what is trained, for how long, and where.
     pub fn begin(&mut self, config: &RunConfig, trainer: &Trainer, footprint: &Footprint) {
         self.begin = Instant::now();
         self.epoch = trainer.epoch();
@@ -66,17 +67,17 @@ impl Show {
         let epochs = self.epoch.map_or(String::new(), |epoch| format!(" ({} epochs)", passes(tokens, epoch)));
         let parameters = HumanCount(config.model.parameter_count() as u64);
         let lines = [
-            format!("{}: {parameters} parameters, {} of memory", config.preset, human(footprint.total())),
-            format!("{} steps, {} tokens{epochs}", HumanCount(steps), short(tokens)),
+            format!("{}: {parameters} parameters, {} of memory", config.preset, HumanBytes(footprint.total())),
+            format!("{} steps, {} tokens{epochs}", HumanCount(steps), HumanCount(tokens)),
             match trainer.step() {
-                0 => format!("{folder}/{RUN_FILE} has the whole configuration"),
-                step => format!("continuing {folder} from step {step}"),
+                0 => format!("the whole configuration is in {folder}/{RUN_FILE}"),
+                step => format!("resuming {folder} from step {step}"),
             },
         ];
         lines.iter().for_each(|line| self.progress.say(line));
     }
 
-    /// Says how the run ended.
+    /// Prints the summary of the run.
     pub fn end(
         &mut self,
         out: &mut impl Write,
@@ -97,16 +98,16 @@ impl Show {
         }
         let folder = folder.display();
         match outcome {
-            Outcome::Finished if self.steps == 0 => writeln!(out, "all {step} steps were done before: {folder}")?,
+            Outcome::Finished if self.steps == 0 => writeln!(out, "all {step} steps are done already: {folder}")?,
             Outcome::Finished => {
                 writeln!(out, "finished: {} steps in {}", self.steps, HumanDuration(self.begin.elapsed()))?
             }
             Outcome::Interrupted => {
-                writeln!(out, "interrupted and saved at step {step}; `falcon train --run {folder}` goes on")?
+                writeln!(out, "interrupted and saved at step {step}; `falcon train --run {folder}` resumes it")?
             }
         }
         if self.steps > 0 {
-            let peak = peak.map_or(String::new(), |peak| format!(", peak memory {} MiB", peak >> 20));
+            let peak = peak.map_or(String::new(), |peak| format!(", peak memory {}", HumanBytes(peak)));
             writeln!(out, "{} tokens/s{peak}", HumanCount(rate as u64))?;
         }
         if let Some(best) = trainer.best() {
@@ -145,13 +146,15 @@ impl Watch for Show {
     fn warn(&mut self, message: &str) {
         self.progress.say(&format!("warning: {message}"));
     }
+}
 
-    fn reading(&mut self, bytes: usize) {
-        self.progress.message(format!("{}{} of text made into tokens", self.about, HumanBytes(bytes as u64)));
+impl Monitor for Show {
+    fn advance(&mut self, bytes: usize, _total: Option<usize>) {
+        self.progress.message(format!("{}{} of text encoded", self.about, HumanBytes(bytes as u64)));
     }
 
-    fn stop(&mut self) -> bool {
-        self.stop.load(Ordering::SeqCst)
+    fn cancelled(&mut self) -> bool {
+        self.stop.requested()
     }
 }
 
@@ -176,18 +179,8 @@ fn measured(record: &EvalRecord) -> String {
     format!("step {step:>6}  {split:<10}  loss {loss:.4}  {scores}")
 }
 
-/// Passes over the data, with as many digits as one wants to see.
+/// The number of passes over the data, with two decimals if there are few.
 fn passes(tokens: u64, epoch: usize) -> String {
     let passes = tokens as f64 / epoch.max(1) as f64;
     if passes < 10.0 { format!("{passes:.2}") } else { format!("{passes:.0}") }
-}
-
-/// A large number in few characters: 1.5M.
-fn short(count: u64) -> String {
-    match count as f64 {
-        small if small < 1e4 => format!("{small}"),
-        thousands if thousands < 1e6 => format!("{:.0}k", thousands / 1e3),
-        millions if millions < 1e9 => format!("{:.1}M", millions / 1e6),
-        billions => format!("{:.1}B", billions / 1e9),
-    }
 }

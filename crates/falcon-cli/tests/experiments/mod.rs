@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 
 use falcon_lm::train::{Record, checkpoint_steps, read_metrics};
 
-/// `falcon reproduce addition`, with models of a few thousand numbers.
+/// Runs `falcon reproduce addition` with models of a few thousand parameters.
 pub fn addition(args: &[&str], output: &Path) -> Output {
     let tiny = ["hidden_size=16", "num_heads=2", "intermediate_size=16"].map(|key| format!("--set=model.{key}"));
     let small =
@@ -18,13 +18,13 @@ pub fn addition(args: &[&str], output: &Path) -> Output {
     command.arg("--output").arg(output).output().unwrap()
 }
 
-/// What a command that must succeed printed.
+/// The output of a command, which must have succeeded.
 pub fn printed(ran: &Output) -> String {
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
     String::from_utf8_lossy(&ran.stdout).into_owned()
 }
 
-/// `falcon reproduce lm` in a folder that [`corpus`] filled, with models of a few thousand numbers.
+/// Runs `falcon reproduce lm` in a folder filled by [`corpus`], with models of a few thousand parameters.
 pub fn lm(args: &[&str], folder: &Path) -> Output {
     let tiny = ["hidden_size=16", "num_heads=2", "intermediate_size=16"].map(|key| format!("--set=model.{key}"));
     let small = ["--set=task.length=16", "--set=train.batch=2", "--set=train.eval_every=6", "--steps=12"];
@@ -34,7 +34,7 @@ pub fn lm(args: &[&str], folder: &Path) -> Output {
     command.args(tiny).args(small).args(args).output().unwrap()
 }
 
-/// Texts, and two of every benchmark.
+/// Writes texts, and two questions of every benchmark.
 pub fn corpus(folder: &Path) {
     let words = ["rain", "falls", "on", "the", "hill", "and", "runs", "to", "a", "river"];
     let text = |from: usize, count: usize| -> String {
@@ -46,7 +46,7 @@ pub fn corpus(folder: &Path) {
     fs::write(folder.join("wiki.txt"), format!(" = Rain = \n {} \n", text(11, 100))).unwrap();
     let eval = folder.join("eval");
     fs::create_dir_all(&eval).unwrap();
-    // A question and another with another answer: each is the other's example.
+    // Two questions with different answers: each is the example of the other.
     let two = |name: &str, line: &str, other: [&str; 2]| {
         fs::write(eval.join(format!("{name}.jsonl")), [line, &line.replace(other[0], other[1])].join("\n"))
             .unwrap();
@@ -59,7 +59,7 @@ pub fn corpus(folder: &Path) {
     two("lambada_openai", r#"{"context": "rain falls on the", "target": "hill"}"#, ["hill", "river"]);
 }
 
-/// A model that takes milliseconds a step.
+/// Options of a model that takes milliseconds per step.
 pub const TINY: [&str; 26] = [
     "--set",
     "model.hidden_size=16",
@@ -89,7 +89,7 @@ pub const TINY: [&str; 26] = [
     "train.save_every=1",
 ];
 
-/// What a run knows at its end, but for times.
+/// The last checkpoint and the records of a run, without times.
 pub fn result(run: &Path) -> (Vec<Vec<u8>>, Vec<Record>) {
     let last = *checkpoint_steps(run).unwrap().last().unwrap();
     let folder = run.join(format!("checkpoints/step-{last:06}"));

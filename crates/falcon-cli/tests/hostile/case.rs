@@ -1,4 +1,4 @@
-//! One entry of a table, and how it is run.
+//! A case of the tables, and how it is run.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A command that is given bad input, and what it must do.
+/// A command with bad input, and what it must do.
 pub struct Case {
     /// What is wrong with the input.
     pub name: &'static str,
@@ -14,26 +14,26 @@ pub struct Case {
     pub files: fn(&Path),
     /// The arguments of `falcon`, separated by spaces.
     pub command: &'static str,
-    /// The file of the folder that is read as stdin; none is `/dev/null`.
+    /// The file in the folder that is stdin; by default `/dev/null`.
     pub stdin: Option<&'static str>,
-    /// What must come of it.
+    /// The expected outcome.
     pub expect: Expect,
-    /// Address space, in MiB.
+    /// The limit of its address space, in MiB.
     pub memory: u64,
-    /// Seconds until the command counts as hanging. Far more than it needs, so that a slow machine passes.
+    /// Seconds after which the command counts as hanging: far more than it needs, so that slow machines pass.
     pub seconds: u64,
 }
 
-/// What must come of a command.
+/// The expected outcome of a command.
 pub enum Expect {
-    /// Exit code 2, and all of these words in the error.
+    /// Exit code 2, with all of these words in the error.
     Refused(&'static [&'static str]),
-    /// Exit code 0, and all of these words on stdout or stderr.
+    /// Exit code 0, with all of these words on stdout or stderr.
     Works(&'static [&'static str]),
 }
 
 impl Case {
-    /// Refused with an error that has all of `words`.
+    /// A case that is refused with an error that has all of `words`.
     pub const fn refused(
         name: &'static str,
         files: fn(&Path),
@@ -43,7 +43,7 @@ impl Case {
         Self { name, files, command, stdin: None, expect: Expect::Refused(words), memory: 2048, seconds: 120 }
     }
 
-    /// Done, with all of `words` in the output.
+    /// A case that succeeds with all of `words` in the output.
     pub const fn works(
         name: &'static str,
         files: fn(&Path),
@@ -68,7 +68,7 @@ impl Case {
         Self { stdin: Some(file), ..self }
     }
 
-    /// What is wrong with how the program handled it, if anything is.
+    /// Runs the case. Returns what the program did wrong, if anything.
     fn run(&self) -> Result<(), String> {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("input");
@@ -124,7 +124,7 @@ impl Case {
     }
 }
 
-/// Runs all of a table, and fails with all that went wrong.
+/// Runs all cases of a table, and fails with a list of all that went wrong.
 pub fn run_all(cases: &[Case]) {
     let failed: Vec<String> = cases
         .iter()

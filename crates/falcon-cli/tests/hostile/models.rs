@@ -5,9 +5,7 @@ use std::path::Path;
 
 use burn::tensor::Device;
 use falcon_lm::data::{TOKENIZER_FILE, Tokenizer};
-use falcon_nn::{
-    CONFIG_FILE, Metadata, Model, ModelConfig, WEIGHTS_FILE, read_arrays, write_arrays, write_sealed,
-};
+use falcon_nn::{CONFIG_FILE, Metadata, Model, ModelConfig, SavedState, WEIGHTS_FILE, read_arrays, write_arrays};
 
 use crate::case::{Case, run_all};
 
@@ -20,7 +18,7 @@ fn model(folder: &Path) -> Model {
     model
 }
 
-/// The same with other weights.
+/// A model with other weights.
 fn changed(folder: &Path, change: impl FnOnce(&mut falcon_nn::NamedArrays)) {
     model(folder);
     let path = folder.join("model").join(WEIGHTS_FILE);
@@ -29,7 +27,7 @@ fn changed(folder: &Path, change: impl FnOnce(&mut falcon_nn::NamedArrays)) {
     write_arrays(&path, &arrays).unwrap();
 }
 
-/// Questions beside a model.
+/// A model and the questions of a benchmark.
 fn questions(folder: &Path, line: &str) {
     model(folder);
     let good = r#"{"question": "q", "choices": ["a", "b"], "gold": 0}"#;
@@ -77,7 +75,9 @@ const CASES: &[Case] = &[
         "a state of another version, without a checksum",
         |folder| {
             let model = model(folder);
-            write_arrays(&folder.join("old.state"), &model.state_arrays(&model.state(1))).unwrap();
+            let mut arrays = model.export_state(&model.state(1)).arrays;
+            arrays.insert("positions".into(), (vec![1, 2], vec![0.0, 0.0]));
+            write_arrays(&folder.join("old.state"), &arrays).unwrap();
         },
         "generate model hello --state-in old.state",
         &["old.state", "earlier version", "--state-out"],
@@ -87,7 +87,8 @@ const CASES: &[Case] = &[
         |folder| {
             let model = model(folder);
             let texts = Metadata::from([("model".into(), "0123".into())]);
-            write_sealed(&folder.join("a.state"), &model.state_arrays(&model.state(1)), &texts).unwrap();
+            let saved = SavedState { texts, ..model.export_state(&model.state(1)) };
+            saved.write(&folder.join("a.state")).unwrap();
         },
         "generate model hello --state-in a.state",
         &["a.state", "fingerprint 0123"],
@@ -96,20 +97,25 @@ const CASES: &[Case] = &[
         "a state that is a pipe",
         pipe,
         "generate model hello --state-in pipe",
-        &["pipe: not a regular file"],
+        &["pipe: this is a named pipe"],
     ),
     Case::refused(
         "a prompt from a pipe",
         pipe,
         "generate model --file pipe",
-        &["pipe: not a regular file", "stdin"],
+        &["pipe: this is a named pipe (FIFO)", "stdin"],
     ),
-    Case::refused("prompts from a pipe", pipe, "generate model --prompts pipe", &["pipe: not a regular file"]),
+    Case::refused(
+        "prompts from a pipe",
+        pipe,
+        "generate model --prompts pipe",
+        &["pipe: this is a named pipe (FIFO)"],
+    ),
     Case::refused(
         "prompts from a device",
         |folder| drop(model(folder)),
         "generate model --prompts /dev/zero",
-        &["/dev/zero: not a regular file"],
+        &["/dev/zero: this is a character device"],
     ),
     Case::refused(
         "a line of prompts without an end",
@@ -130,7 +136,7 @@ const CASES: &[Case] = &[
             config.num_hidden_layers = 1;
             config.init(0, &Device::flex()).unwrap().save(&folder.join("model")).unwrap();
             tokenizer.save(&folder.join("model").join(TOKENIZER_FILE)).unwrap();
-            // 175 bytes of memory for each would be more than the limit.
+            // 175 bytes of memory per byte of text would exceed the limit.
             fs::write(folder.join("long.txt"), words.repeat((8 << 20) / words.len())).unwrap();
         },
         "generate model -n 0 --stats",
@@ -154,10 +160,10 @@ const CASES: &[Case] = &[
         &["piqa.jsonl, line 2: there is 1 choice"],
     ),
     Case::refused(
-        "a question with the same choice twice",
-        |folder| questions(folder, r#"{"question": "q", "choices": ["a", "b", "a"], "gold": 0}"#),
+        "a question whose choices are all the same",
+        |folder| questions(folder, r#"{"question": "q", "choices": ["a", "a", "a"], "gold": 0}"#),
         "eval model --tasks piqa --data .",
-        &["piqa.jsonl, line 2: choices 0 and 2", "are the same"],
+        &["piqa.jsonl, line 2: all 3 choices are the same"],
     ),
     Case::refused(
         "a question with an empty choice",

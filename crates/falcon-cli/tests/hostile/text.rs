@@ -1,4 +1,4 @@
-//! Text that is learnt from or measured, and tokenizers made from it.
+//! Text to train or evaluate on, and tokenizers trained on it.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -19,7 +19,7 @@ fn pipe(folder: &Path, name: &str) {
     assert!(Command::new("mkfifo").arg(folder.join(name)).status().unwrap().success());
 }
 
-/// A file with a hole: it has a length, and takes no room.
+/// A sparse file, which has a length and takes no space.
 fn hole(path: &Path, bytes: u64) {
     File::create(path).unwrap().set_len(bytes).unwrap();
 }
@@ -27,7 +27,7 @@ fn hole(path: &Path, bytes: u64) {
 /// A frame of zstd with blocks of one repeated letter: 4 bytes for every 128 KiB.
 fn bomb(path: &Path, blocks: usize) {
     let mut frame = 0xfd2f_b528u32.to_le_bytes().to_vec();
-    // A window of 128 KiB, and neither a length nor a checksum.
+    // A window of 128 KiB, without length and checksum.
     frame.extend([0, 7 << 3]);
     for block in 1..=blocks {
         let header = (128 << 10) << 3 | 1 << 1 | u32::from(block == blocks);
@@ -37,7 +37,7 @@ fn bomb(path: &Path, blocks: usize) {
     fs::write(path, frame).unwrap();
 }
 
-/// A tokenizer of words, with one token of this number and this normaliser.
+/// A word tokenizer with one token of this number, and this normaliser.
 fn tokenizer(folder: &Path, id: u64, normalizer: &str) {
     corpus(folder);
     let json = format!(
@@ -65,7 +65,7 @@ const CASES: &[Case] = &[
         "a larger vocabulary than the text has",
         corpus,
         "tokenizer train corpus.txt --size 60000 -o tokenizer.json --json",
-        &["\"asked\":60000", "not the 60000 that were asked for"],
+        &["\"asked\":60000", "instead of 60000"],
     ),
     Case::works(
         "a corpus on standard input",
@@ -84,7 +84,7 @@ const CASES: &[Case] = &[
         "an output that is a text of the input",
         books,
         "tokenizer train books -o books/new.txt",
-        &["books/new.txt", "read as text of the input books", "outside that folder"],
+        &["books/new.txt", "become part of the input books", "outside that folder"],
     ),
     Case::refused(
         "an output that would replace a file of another kind",
@@ -93,13 +93,13 @@ const CASES: &[Case] = &[
             fs::write(folder.join("notes.md"), "do not lose this").unwrap();
         },
         "tokenizer train corpus.txt -o notes.md",
-        &["notes.md", "another kind than a tokenizer", "choose another name"],
+        &["notes.md", "the file exists and is not a tokenizer", "choose another name"],
     ),
     Case::refused(
         "a page that would replace a text",
         corpus,
         "report runs -o corpus.txt",
-        &["corpus.txt", "another kind than an HTML page"],
+        &["corpus.txt", "the file exists and is not an HTML page"],
     ),
     Case::works(
         "text without spaces",
@@ -169,7 +169,7 @@ const CASES: &[Case] = &[
             hole(&folder.join("tokenizer.json"), 65 << 20);
         },
         "train --task text --set task.train=corpus.txt --set task.tokenizer=tokenizer.json",
-        &["tokenizer.json", "65 MiB", "64 MiB"],
+        &["tokenizer.json", "68157440 bytes", "at most 67108864"],
     )
     .memory(512),
     Case::refused(

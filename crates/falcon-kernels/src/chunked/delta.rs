@@ -23,7 +23,7 @@
 
 use std::ops::Range;
 
-use super::scale_rows;
+use super::rows::scale_rows;
 use crate::Real;
 use crate::mat::{Mat, MatMut, lower_matmul, matmul, matmul_memory, product_lower};
 use crate::real::{axpy, combine, scale};

@@ -20,7 +20,7 @@
 use std::ops::Range;
 
 use super::delta::{BLOCK, Buffers, Chunk, Sweep, lengths};
-use super::scale_rows;
+use super::rows::scale_rows;
 use crate::Real;
 use crate::mat::{Mat, MatMut, lower_matmul, lower_matmul_t, matmul, matmul_memory, product_lower};
 use crate::real::{axpy, combine, dot, scale};

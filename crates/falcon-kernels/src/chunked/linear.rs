@@ -8,7 +8,7 @@
 //!
 //! Used by Falcon-1A, Falcon-3A, linear attention, RetNet/Lightning and Mamba-2.
 
-use super::{copy_scaled, scale_rows};
+use super::rows::{copy_scaled, scale_rows};
 use crate::Real;
 use crate::mat::{Mat, MatMut, lower_matmul, lower_matmul_t, matmul, matmul_memory, product_lower};
 use crate::real::{add, axpy, dot, scale};

@@ -10,6 +10,7 @@ mod columns;
 mod delta;
 mod delta_backward;
 mod linear;
+mod rows;
 
 use crate::Real;
 use crate::scratch::Scratch;
@@ -74,25 +75,6 @@ impl<F: Real> Vectorised for Backward<'_, F> {
             }
             _ if segment.erases() => delta_backward::backward(segment, memory, grad_out, adjoint, grad, scratch),
             _ => linear::backward(segment, memory, grad_out, adjoint, grad, scratch),
-        }
-    }
-}
-
-/// Multiplies row `r` of a matrix by `by(r)`.
-#[inline(always)]
-fn scale_rows<F: Real>(matrix: &mut [F], width: usize, by: impl Fn(usize) -> F) {
-    for (r, line) in matrix.chunks_exact_mut(width).enumerate() {
-        crate::real::scale(line, by(r));
-    }
-}
-
-/// `to = from`, with row `r` multiplied by `by(r)`.
-#[inline(always)]
-fn copy_scaled<F: Real>(to: &mut [F], from: &[F], width: usize, by: impl Fn(usize) -> F) {
-    for (r, (to, from)) in to.chunks_exact_mut(width).zip(from.chunks_exact(width)).enumerate() {
-        let by = by(r);
-        for (to, from) in to.iter_mut().zip(from) {
-            *to = by * *from;
         }
     }
 }

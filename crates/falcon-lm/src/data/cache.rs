@@ -1,146 +1,32 @@
-//! Text as tokens, made once: a file that is mapped into memory, checked, and made again when its text or tokenizer has changed.
-//!
-//! ```text
-//! tokens       little-endian, 2 bytes each if the vocabulary allows, otherwise 4
-//! documents    where each begins, 8 bytes each
-//! about        JSON: Header, with the checksum of the above
-//! checksum     SHA-256 of about
-//! its length   8 bytes
-//! magic        8 bytes
-//! ```
-//!
-//! A document begins with the tokenizer's end token, so that its first word has something to follow.
+//! The cache of encoded text: a text is encoded once, and again when it or its tokenizer has changed.
 
 use std::fs::{self, File, TryLockError};
-use std::io::{self, Cursor};
-use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use falcon_nn::ASIDE;
-use memmap2::Mmap;
+use falcon_base::files::{ASIDE, read_file, write_file};
+use falcon_base::{AtPath, PathError, hex};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use thiserror::Error;
 
-use super::detokenize::Detokenizer;
-use super::make::{FORMAT, MAGIC, TURN, make};
-use super::source::{Source, SourceError};
-use super::stamp::{FileStamp, hex, sampled, whole};
-use super::tokenizer::{Tokenizer, TokenizerError};
-
-/// Bytes of a checksum.
-pub(super) const SUM: usize = 32;
-
-/// Why there are no tokens.
-#[derive(Debug, Error)]
-pub enum CacheError {
-    /// The text cannot be read.
-    #[error(transparent)]
-    Source(SourceError),
-    /// The tokenizer cannot encode the text, or does not know its characters.
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
-    /// It was asked to stop.
-    #[error("interrupted while text was made into tokens; it begins anew the next time")]
-    Interrupted,
-    /// The tokens cannot be kept.
-    #[error("{path}: {error}; set FALCON_CACHE to a folder that can be written and has room")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
-    /// There is no place for tokens that is the user's own.
-    #[error("there is no home folder to keep tokens in; set FALCON_CACHE to a folder of yours")]
-    NoFolder,
-}
-
-impl From<SourceError> for CacheError {
-    fn from(error: SourceError) -> Self {
-        match error {
-            SourceError::Interrupted => Self::Interrupted,
-            error => Self::Source(error),
-        }
-    }
-}
-
-/// How much is read to find out whether text and tokens are what they were.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Check {
-    /// Sizes, times and some blocks of every file; all of a text file whose times are others.
-    #[default]
-    Sampled,
-    /// All of every file.
-    Full,
-}
-
-/// What a file of tokens is made from, and how much of it there is.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Header {
-    pub format: u32,
-    pub source: Vec<FileStamp>,
-    /// Checksums of all of each file of `source`.
-    pub contents: Vec<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub detokenizer: Option<Detokenizer>,
-    pub tokenizer: String,
-    pub totals: Totals,
-    /// Checksum of tokens and documents.
-    pub sha256: String,
-    /// Checksum of some blocks of the tokens.
-    pub sampled: String,
-    /// Checksum of where documents begin.
-    pub documents: String,
-}
-
-/// How much text there is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Totals {
-    /// Tokens, the beginnings of documents among them.
-    pub tokens: usize,
-    /// Documents.
-    pub documents: usize,
-    /// Bytes of text, before it was detokenized.
-    pub bytes: usize,
-    /// Words: what white space divides, before it was detokenized.
-    pub words: usize,
-}
-
-impl Totals {
-    /// Of this text and another.
-    pub(crate) fn plus(self, other: Self) -> Self {
-        Self {
-            tokens: self.tokens + other.tokens,
-            documents: self.documents + other.documents,
-            bytes: self.bytes + other.bytes,
-            words: self.words + other.words,
-        }
-    }
-}
-
-/// Tokens of documents, one after the other.
-#[derive(Debug)]
-pub struct Tokens {
-    map: Mmap,
-    wide: bool,
-    header: Header,
-    fingerprint: String,
-    documents: Vec<usize>,
-}
+use super::error::{CacheError, SourceError};
+use super::make::{CHECK_INTERVAL, make};
+use super::source::Source;
+use super::stamp::{FileStamp, whole};
+use super::tokenizer::Tokenizer;
+use super::tokens::{Check, Header, Tokens};
+use crate::monitor::Monitor;
 
 impl Tokens {
-    /// The tokens of `source`, from `folder` if they are there and whole, otherwise made. `progress` is told the
-    /// bytes of text done, and may say to stop by false; 0 before the first, as while files are checked or another
-    /// process makes the same tokens.
+    /// The tokens of `source`, from `folder` if an intact file of them is there, otherwise encoded and written to it.
+    /// `monitor` is told the bytes of text that are encoded.
     pub fn open(
         source: &Source,
         tokenizer: &Tokenizer,
         folder: &Path,
         check: Check,
-        progress: &mut dyn FnMut(usize) -> bool,
+        monitor: &mut dyn Monitor,
     ) -> Result<Self, CacheError> {
-        let stamps = source.stamps(&mut || progress(0))?;
+        let stamps = source.stamps(monitor)?;
         let paths = stamps.iter().map(|stamp| stamp.path.clone());
         let name = paths
             .chain([tokenizer.fingerprint()])
@@ -148,168 +34,108 @@ impl Tokens {
             .fold(Sha256::new(), |hash, part| hash.chain_update(part).chain_update([0]));
         let name = hex(&name.finalize()[..12]);
         let path = folder.join(format!("{name}.tokens"));
-        let known = |progress: &mut dyn FnMut(usize) -> bool| -> Result<Option<Self>, CacheError> {
+        let known = |monitor: &mut dyn Monitor| -> Result<Option<Self>, CacheError> {
             let Ok(known) = Self::read(&path, tokenizer, check) else { return Ok(None) };
-            Ok(known.header.is_of(source, &stamps, check, &mut || progress(0))?.then_some(known))
+            Ok(is_current(&known.header, &path, source, &stamps, check, monitor)?.then_some(known))
         };
-        if let Some(known) = known(progress)? {
+        if let Some(known) = known(monitor)? {
             return Ok(known);
         }
-        let io = |error| CacheError::Io { path: path.clone(), error };
-        fs::create_dir_all(folder).map_err(io)?;
-        // Runs that begin side by side want the same tokens: one makes them, the others wait.
-        let turn = folder.join(format!("{ASIDE}{name}.lock"));
-        let lock = File::create(&turn).map_err(io)?;
+        fs::create_dir_all(folder).at(&path)?;
+        // Of runs that start at the same time and need the same tokens, one encodes them and the others wait.
+        let lock_path = folder.join(format!("{ASIDE}{name}.lock"));
+        let lock = File::create(&lock_path).at(&path)?;
         loop {
             match lock.try_lock() {
                 Ok(()) => break,
-                Err(TryLockError::WouldBlock) if progress(0) => std::thread::sleep(TURN),
-                Err(TryLockError::WouldBlock) => return Err(CacheError::Interrupted),
-                Err(TryLockError::Error(error)) => return Err(io(error)),
+                Err(TryLockError::WouldBlock) => {
+                    monitor.check()?;
+                    std::thread::sleep(CHECK_INTERVAL);
+                }
+                Err(TryLockError::Error(error)) => return Err(PathError::new(path, error).into()),
             }
         }
-        let made = match known(progress) {
-            Ok(Some(known)) => Ok(known),
-            Ok(None) => make(source, stamps.clone(), tokenizer, &path, progress)
-                .and_then(|()| Self::read(&path, tokenizer, check).map_err(io)),
-            Err(error) => Err(error),
-        };
-        // Who comes now does not wait for those that do; at worst, tokens are made twice.
-        let _ = fs::remove_file(&turn);
-        made
-    }
-
-    /// A file of tokens, if it is whole.
-    fn read(path: &Path, tokenizer: &Tokenizer, check: Check) -> io::Result<Self> {
-        let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_string());
-        let file = File::open(path)?;
-        // SAFETY: files of tokens are only ever replaced by renaming, never changed or cut. Who does so from outside while one is mapped
-        // changes the numbers under us, or ends the process.
-        let map = unsafe { Mmap::map(&file)? };
-        let length = map.len();
-        let end = length.checked_sub(16).ok_or_else(|| bad("too short"))?;
-        if &map[end + 8..] != MAGIC {
-            return Err(bad("not a file of tokens"));
-        }
-        let about = u64::from_le_bytes(map[end..end + 8].try_into().expect("eight"));
-        let about = usize::try_from(about).ok().and_then(|about| end.checked_sub(about));
-        let sum = end.checked_sub(SUM).filter(|sum| about.is_some_and(|about| about <= *sum));
-        let (about, sum) = about.zip(sum).ok_or_else(|| bad("its header is cut off"))?;
-        if Sha256::digest(&map[about..sum])[..] != map[sum..end] {
-            return Err(bad("its header is not what it was"));
-        }
-        let header: Header = serde_json::from_slice(&map[about..sum])?;
-        if header.format != FORMAT {
-            return Err(bad("a file of another version"));
-        }
-        let wide = is_wide(tokenizer);
-        let width = if wide { 4 } else { 2 };
-        let Totals { tokens, documents, .. } = header.totals;
-        let parts = tokens.checked_mul(width).zip(documents.checked_mul(8));
-        if parts.is_none_or(|(tokens, documents)| tokens.checked_add(documents) != Some(about)) {
-            return Err(bad("its length is not what it says"));
-        }
-        let (data, starts) = map[..about].split_at(tokens * width);
-        let whole = || header.sha256 == hex(&Sha256::digest(&map[..about]));
-        // Where documents begin is read anyway; of the tokens, a sample, so that a start is quick however many there
-        // are.
-        if header.tokenizer != tokenizer.fingerprint()
-            || header.documents != hex(&Sha256::digest(starts))
-            || header.sampled != sampled(&mut Cursor::new(data), data.len() as u64)?
-            || (check == Check::Full && !whole())
-        {
-            return Err(bad("not what it says"));
-        }
-        let starts = starts.chunks_exact(8);
-        let documents =
-            starts.map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight")) as usize).collect();
-        // Text may be the same detokenized or not; what is counted of it is not.
-        let fingerprint = match header.detokenizer {
-            None => header.sha256.clone(),
-            Some(detokenizer) => format!("{detokenizer}:{}", header.sha256),
-        };
-        Ok(Self { map, wide, header, fingerprint, documents })
-    }
-
-    /// How much text there is.
-    pub fn totals(&self) -> Totals {
-        self.header.totals
-    }
-
-    /// What tells these tokens from others: a hash of them all, and how their text was detokenized.
-    pub fn fingerprint(&self) -> &str {
-        &self.fingerprint
-    }
-
-    /// A file that both are made from, if there is one.
-    pub fn shared_file(&self, other: &Self) -> Option<&str> {
-        let of = |tokens: &Self, path: &str| tokens.header.source.iter().any(|stamp| stamp.path == path);
-        self.header.source.iter().map(|stamp| stamp.path.as_str()).find(|path| of(other, path))
-    }
-
-    /// Where documents begin.
-    pub fn documents(&self) -> &[usize] {
-        &self.documents
-    }
-
-    /// Some of the tokens.
-    pub fn get(&self, range: Range<usize>) -> Vec<u32> {
-        assert!(range.end <= self.header.totals.tokens, "tokens there are");
-        match self.wide {
-            true => {
-                let bytes = self.map[4 * range.start..4 * range.end].chunks_exact(4);
-                bytes.map(|bytes| u32::from_le_bytes(bytes.try_into().expect("four"))).collect()
+        let opened = known(monitor).and_then(|known| match known {
+            Some(known) => Ok(known),
+            None => {
+                make(source, stamps.clone(), tokenizer, &path, monitor)?;
+                Ok(Self::read(&path, tokenizer, check).at(&path)?)
             }
-            false => {
-                let bytes = self.map[2 * range.start..2 * range.end].chunks_exact(2);
-                bytes.map(|bytes| u16::from_le_bytes(bytes.try_into().expect("two")).into()).collect()
-            }
-        }
+        });
+        // A run that starts now does not wait for those that wait already; at worst, the text is encoded twice.
+        let _ = fs::remove_file(&lock_path);
+        opened
     }
 }
 
-impl Header {
-    /// Whether tokens are those of `source` as it is now, with these stamps.
-    fn is_of(
-        &self,
-        source: &Source,
-        stamps: &[FileStamp],
-        check: Check,
-        go_on: &mut dyn FnMut() -> bool,
-    ) -> Result<bool, SourceError> {
-        if self.detokenizer != source.detokenizer()
-            || [self.source.len(), self.contents.len()] != [stamps.len(); 2]
-        {
+/// Whether tokens are those of `source` as it is now, with these stamps. `path` is the file of the tokens.
+fn is_current(
+    header: &Header,
+    path: &Path,
+    source: &Source,
+    stamps: &[FileStamp],
+    check: Check,
+    monitor: &mut dyn Monitor,
+) -> Result<bool, SourceError> {
+    if header.detokenizer != source.detokenizer()
+        || [header.source.len(), header.contents.len()] != [stamps.len(); 2]
+        || header.source.iter().zip(stamps).any(|(old, new)| !old.same_looks(new))
+    {
+        return Ok(false);
+    }
+    let verified = Verified::read(path, header);
+    for (index, new) in stamps.iter().enumerate() {
+        let mut known = [header.source.get(index), verified.get(index)].into_iter().flatten();
+        let unchanged = check == Check::Sampled && known.any(|old| old == new);
+        if !unchanged && whole(&source.files()[index], monitor)? != header.contents[index] {
             return Ok(false);
         }
-        if self.source.iter().zip(stamps).any(|(old, new)| !old.same_looks(new)) {
-            return Ok(false);
-        }
-        for (index, (old, new)) in self.source.iter().zip(stamps).enumerate() {
-            let sure = check == Check::Sampled && old.same_times(new);
-            if !sure && whole(&source.files()[index], go_on)? != self.contents[index] {
-                return Ok(false);
-            }
-        }
-        Ok(true)
     }
+    if header.source != stamps && verified != stamps {
+        Verified::write(path, header, stamps);
+    }
+    Ok(true)
 }
 
-pub(super) fn is_wide(tokenizer: &Tokenizer) -> bool {
-    tokenizer.size() > 1 << 16
+/// Stamps of files that were read completely and found unchanged, although their times are not those in the header of
+/// the tokens: after a file was copied or touched, it is read once and not at every start. They are kept beside the
+/// tokens.
+#[derive(Serialize, Deserialize)]
+struct Verified {
+    format: u32,
+    /// SHA-256 of the tokens that the stamps belong to.
+    tokens: String,
+    source: Vec<FileStamp>,
 }
 
-/// What is wrong with JSON that is one line of a file, which is known by its number: the place in it is the column.
-pub(crate) fn in_line(error: &serde_json::Error) -> String {
-    let said = error.to_string();
-    said.rsplit_once(" at line ").map_or(said.clone(), |(what, _)| format!("{what}, column {}", error.column()))
+impl Verified {
+    const FORMAT: u32 = 1;
+    const LARGEST_FILE: u64 = 1 << 30;
+
+    /// The stamps beside a file of tokens; none if there are none for these tokens in this version of the format.
+    fn read(tokens: &Path, header: &Header) -> Vec<FileStamp> {
+        let bytes = read_file(&tokens.with_extension("stamps"), Self::LARGEST_FILE).unwrap_or_default();
+        let verified: Option<Self> = serde_json::from_slice(&bytes).ok();
+        let verified = verified.filter(|known| known.format == Self::FORMAT && known.tokens == header.sha256);
+        verified.map_or_else(Vec::new, |known| known.source)
+    }
+
+    /// Where they cannot be written, the files are read again at the next start.
+    fn write(tokens: &Path, header: &Header, stamps: &[FileStamp]) {
+        let verified = Self { format: Self::FORMAT, tokens: header.sha256.clone(), source: stamps.to_vec() };
+        let json = serde_json::to_vec(&verified).expect("stamps are plain data");
+        let _ = write_file(&tokens.with_extension("stamps"), &json);
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
     use std::time::Duration;
 
+    use super::super::tokens::{MAGIC, SUM, Totals};
     use super::*;
+    use crate::monitor::from_fn;
 
     struct Made {
         folder: tempfile::TempDir,
@@ -329,11 +155,12 @@ mod tests {
             let mut made = false;
             let source = Source::open(self.folder.path()).unwrap();
             let cache = self.folder.path().join("cache");
-            let tokens = Tokens::open(&source, tokenizer, &cache, self.check, &mut |bytes| {
+            let mut monitor = from_fn(|bytes| {
                 made |= bytes > 0;
                 true
-            })
-            .unwrap();
+            });
+            let tokens = Tokens::open(&source, tokenizer, &cache, self.check, &mut monitor).unwrap();
+            drop(monitor);
             (tokens, made)
         }
 
@@ -392,8 +219,8 @@ mod tests {
             fs::write(&path, text).unwrap();
             File::options().write(true).open(&path).unwrap().set_modified(written).unwrap();
         };
-        // Between two blocks of a sample: found by the time that cannot be set or, where there is none, by a full
-        // check.
+        // Between two sampled blocks, a change is found by the time that programs cannot set or, on systems without it,
+        // by a full check.
         let mut other = long.clone().into_bytes();
         let at = (8 << 10) + 3;
         other[at] ^= 1;
@@ -403,7 +230,7 @@ mod tests {
         }
         let (after, fresh) = made.open(&Tokenizer::bytes());
         assert!(fresh && after.fingerprint() != before.fingerprint());
-        // The same text written once more is the same text.
+        // Writing the same text again changes nothing but the times.
         replace(std::str::from_utf8(&other).unwrap());
         for check in [Check::Sampled, Check::Full] {
             made.check = check;
@@ -411,7 +238,34 @@ mod tests {
         }
     }
 
-    /// What lies between the blocks of a sample is found by a full check alone.
+    /// A text whose times have changed is read completely once, and not again at the next start.
+    #[test]
+    fn a_touched_text_is_read_once() {
+        let made = Made::new("one two\nthree");
+        let bytes = Tokenizer::bytes();
+        made.open(&bytes);
+        let checks = || {
+            let mut checks = 0;
+            let source = Source::open(made.folder.path()).unwrap();
+            let mut monitor = from_fn(|_| {
+                checks += 1;
+                true
+            });
+            let cache = made.folder.path().join("cache");
+            Tokens::open(&source, &bytes, &cache, Check::Sampled, &mut monitor).unwrap();
+            drop(monitor);
+            checks
+        };
+        let unchanged = checks();
+        let file = File::options().write(true).open(made.folder.path().join("a.txt")).unwrap();
+        file.set_modified(std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1)).unwrap();
+        assert!(checks() > unchanged, "read");
+        assert_eq!(checks(), unchanged, "known");
+        file.set_modified(std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(2)).unwrap();
+        assert!(checks() > unchanged, "read again");
+    }
+
+    /// Damage between the sampled blocks is found only by a full check.
     #[test]
     fn a_full_check_reads_everything() {
         let made = Made::new(&"one two three four\n".repeat(1 << 16));
@@ -428,7 +282,7 @@ mod tests {
         assert!(made.open(&bytes).1, "made anew");
     }
 
-    /// A file of an older version has no number, or another one.
+    /// Files of older versions have no format version, or a lower one.
     #[test]
     fn an_older_format_is_made_anew() {
         let made = Made::new("one two\nthree");
@@ -452,7 +306,7 @@ mod tests {
         }
     }
 
-    /// Any byte changed and any end cut off: never wrong tokens, always made again.
+    /// A file with any byte changed or any end cut off is refused, and the text is encoded again.
     #[test]
     fn damage_is_noticed() {
         let made = Made::new("one two\nthree");
@@ -478,7 +332,7 @@ mod tests {
         assert!(fresh && again.get(0..27) == all);
     }
 
-    /// Whenever it is asked to stop, it leaves nothing behind.
+    /// Wherever it is cancelled, it leaves no file behind.
     #[test]
     fn it_can_be_stopped() {
         let made = Made::new("one");
@@ -487,14 +341,15 @@ mod tests {
         let mut asks = 0;
         loop {
             let mut left = asks;
-            let stopped = Tokens::open(&source, &Tokenizer::bytes(), &cache, Check::Sampled, &mut |_| {
+            let mut monitor = from_fn(|_| {
                 left -= 1;
                 left >= 0
             });
+            let stopped = Tokens::open(&source, &Tokenizer::bytes(), &cache, Check::Sampled, &mut monitor);
             if stopped.is_ok() {
                 break;
             }
-            assert!(matches!(stopped, Err(CacheError::Interrupted)));
+            assert!(matches!(stopped, Err(CacheError::Cancelled(_))));
             assert_eq!(fs::read_dir(&cache).map_or(0, |entries| entries.count()), 0, "after {asks}");
             asks += 1;
         }
@@ -510,10 +365,12 @@ mod tests {
         let mut asked = 0;
         let source = Source::open(made.folder.path()).unwrap();
         let cache = made.folder.path().join("cache");
-        let tokens = Tokens::open(&source, &learnt, &cache, Check::Sampled, &mut |_| {
+        let mut monitor = from_fn(|_| {
             asked += 1;
             true
         });
+        let tokens = Tokens::open(&source, &learnt, &cache, Check::Sampled, &mut monitor);
+        drop(monitor);
         let pieces = tokens.unwrap().totals().bytes / (1 << 20) + 2;
         assert!(asked > pieces, "{asked} times for {pieces} pieces");
     }
@@ -527,18 +384,20 @@ mod tests {
         let name = path.file_stem().unwrap().to_str().unwrap();
         let other = File::create(cache.join(format!("{ASIDE}{name}.lock"))).unwrap();
         other.lock().unwrap();
-        // Not for ever, if it cannot.
+        // If it cannot be cancelled, it gets the lock in the end, and the test fails.
         std::thread::spawn(move || {
             std::thread::sleep(Duration::from_secs(5));
             drop(other);
         });
         let source = Source::open(made.folder.path()).unwrap();
         let mut told = Vec::new();
-        let stopped = Tokens::open(&source, &Tokenizer::bytes(), &cache, Check::Sampled, &mut |bytes| {
+        let mut monitor = from_fn(|bytes| {
             told.push(bytes);
             told.len() < 3
         });
-        assert!(matches!(stopped, Err(CacheError::Interrupted)), "{stopped:?}");
+        let stopped = Tokens::open(&source, &Tokenizer::bytes(), &cache, Check::Sampled, &mut monitor);
+        drop(monitor);
+        assert!(matches!(stopped, Err(CacheError::Cancelled(_))), "{stopped:?}");
         assert_eq!(told, [0; 3]);
     }
 
@@ -548,7 +407,7 @@ mod tests {
         fs::write(made.folder.path().join("c.txt"), [0xff]).unwrap();
         let source = Source::open(made.folder.path()).unwrap();
         let cache = made.folder.path().join("cache");
-        assert!(Tokens::open(&source, &Tokenizer::bytes(), &cache, Check::Sampled, &mut |_| true).is_err());
+        assert!(Tokens::open(&source, &Tokenizer::bytes(), &cache, Check::Sampled, &mut ()).is_err());
         assert_eq!(fs::read_dir(cache).unwrap().count(), 0);
     }
 }

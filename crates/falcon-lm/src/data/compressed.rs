@@ -1,24 +1,24 @@
-//! Files as they are without compression.
+//! Reads files that may be compressed, within limits.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
+use falcon_base::files::open_regular;
+use falcon_base::{AtPath, PathError};
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-use super::regular::open_regular;
-
-/// Memory that a file of xz may ask for to be decompressed, in KiB: eight times what its highest preset needs.
+/// The most memory that decompressing a file of xz may need, in KiB: eight times what its highest preset needs.
 const XZ_MEMORY: u32 = 512 << 10;
-/// How often its size a compressed file may have as text. Books have 3 or 4 times, logs 20 to 50.
+/// The largest ratio of decompressed to compressed bytes. Books have 3 or 4, logs 20 to 50.
 const EXPANSION: u64 = 200;
-/// Text that any compressed file may have, however small it is.
+/// Bytes that any file may decompress to, however small it is.
 const ALWAYS: u64 = 64 << 20;
-/// The environment variable for another number than [`EXPANSION`].
+/// The environment variable that replaces [`EXPANSION`].
 const VARIABLE: &str = "FALCON_MAX_EXPANSION";
 
-/// A file's name without what says how it is compressed.
+/// The name of a file without the extension of its compression.
 pub(super) fn plain_name(name: &OsStr) -> &OsStr {
     let path = Path::new(name);
     match path.extension().and_then(OsStr::to_str) {
@@ -27,13 +27,13 @@ pub(super) fn plain_name(name: &OsStr) -> &OsStr {
     }
 }
 
-/// What is in a file, and the name of that.
-pub(super) fn decompressed(path: &Path) -> io::Result<(Box<dyn BufRead>, &OsStr)> {
+/// The decompressed content of a file, and the name of the file without the extension of its compression.
+pub(super) fn decompressed(path: &Path) -> Result<(Box<dyn BufRead>, &OsStr), PathError> {
     let file = open_regular(path)?;
-    let compressed = file.metadata()?.len();
+    let compressed = file.metadata().at(path)?.len();
     let file = BufReader::new(file);
-    let bounded = |reader: Box<dyn Read>| -> io::Result<Box<dyn BufRead>> {
-        Ok(Box::new(BufReader::new(Bounded::new(reader, compressed, expansion()?))))
+    let bounded = |reader: Box<dyn Read>| -> Result<Box<dyn BufRead>, PathError> {
+        Ok(Box::new(BufReader::new(Bounded::new(reader, compressed, expansion().at(path)?))))
     };
     let reader: Box<dyn BufRead> = match path.extension().and_then(OsStr::to_str) {
         Some("xz") => bounded(Box::new(lzma_rust2::XzReader::new_mem_limit(file, true, XZ_MEMORY)))?,
@@ -44,14 +44,14 @@ pub(super) fn decompressed(path: &Path) -> io::Result<(Box<dyn BufRead>, &OsStr)
     Ok((reader, plain_name(path.file_name().unwrap_or_default())))
 }
 
-/// How often its size a compressed file may have as text.
+/// The largest ratio of decompressed to compressed bytes, from the environment or by default.
 fn expansion() -> io::Result<u64> {
     let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else { return Ok(EXPANSION) };
     let number = value.to_str().and_then(|value| value.parse().ok()).filter(|number| *number > 0);
     number.ok_or_else(|| io::Error::other(format!("{VARIABLE} must be a whole number above 0, got {value:?}")))
 }
 
-/// Refuses to decompress to far more than there was: a file of a few bytes can be made to fill any disk.
+/// Stops decompression at the allowed ratio: a file of a few bytes could be made to fill any disk.
 struct Bounded<R> {
     reader: R,
     compressed: u64,
@@ -81,8 +81,7 @@ impl<R: Read> Read for Bounded<R> {
     }
 }
 
-/// What zstd wrote, which may be many frames one after the other, some of them to be passed over; the library
-/// reads one.
+/// Reads all frames of a file of zstd, passing over skippable ones; the library reads a single frame.
 struct Frames<R> {
     file: R,
     frame: Option<Box<FrameDecoder>>,
@@ -119,10 +118,10 @@ impl<R: BufRead> Read for Frames<R> {
             if read > 0 || out.is_empty() {
                 return Ok(read);
             }
-            // The library computes the checksum, and leaves it to its caller to compare.
+            // The library computes the checksum and leaves the comparison to its caller.
             let sums = frame.get_checksum_from_data().zip(frame.get_calculated_checksum());
             if sums.is_some_and(|(written, found)| written != found) {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "damaged: its checksum is another"));
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "damaged: its checksum does not match"));
             }
             self.frame = None;
         }

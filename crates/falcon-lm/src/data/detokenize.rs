@@ -1,19 +1,19 @@
-//! Text that was taken apart into words and signs, put together again, as lm-evaluation-harness reads WikiText.
+//! Detokenization of text that was split into words and punctuation, as lm-evaluation-harness does it for WikiText.
 //!
-//! The words and bytes of a perplexity are those of the text as it was found: another way to put it together does
-//! not change what is divided by.
+//! Perplexities per word and per byte count the words and bytes of the original text, so that the way of detokenizing
+//! does not change the denominator.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::source::Piece;
+use super::piece::Piece;
 
-/// How text was taken apart.
+/// How a text was tokenized, and is to be detokenized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Detokenizer {
-    /// As the raw WikiText is: spaces around signs, `@-@` within words, and one page after the other under
-    /// headings such as ` = Title = `.
+    /// Raw WikiText: spaces around punctuation, `@-@` within words, and pages that begin with titles such as
+    /// ` = Title = `.
     #[serde(rename = "wikitext")]
     WikiText,
 }
@@ -27,14 +27,14 @@ impl fmt::Display for Detokenizer {
 }
 
 impl Detokenizer {
-    /// Whether a text may be of this kind, by its first line that is not empty. None if there is no such line.
+    /// Whether a text may be of this kind, judged by its first line that is not empty. None without such a line.
     pub(super) fn recognises(self, beginning: &str) -> Option<bool> {
         beginning.split('\n').find(|line| !line.trim_matches(is_space).is_empty()).map(|line| match self {
             Self::WikiText => is_title(line),
         })
     }
 
-    /// A page put together again, with what is counted of it.
+    /// A detokenized page, with the counts of the original.
     fn document(self, page: &str) -> Piece {
         match self {
             Self::WikiText => {
@@ -44,7 +44,7 @@ impl Detokenizer {
     }
 }
 
-/// Divides text into pages while it is read: lines from one title to the next, without the line end between them.
+/// Divides text into pages as it is read: the lines from one title to the next, without the line end between two pages.
 pub(super) struct Pages {
     detokenizer: Detokenizer,
     /// The lines of the page so far, if there are any.
@@ -58,7 +58,7 @@ impl Pages {
         Self { detokenizer, page: None, line: String::new() }
     }
 
-    /// More text; hands pages that are whole to `take`.
+    /// Adds text, and hands pages that are complete to `take`.
     pub fn add<E>(&mut self, piece: &Piece, take: &mut impl FnMut(Piece) -> Result<(), E>) -> Result<(), E> {
         if piece.first {
             self.finish(take)?;
@@ -72,12 +72,12 @@ impl Pages {
         Ok(())
     }
 
-    /// Bytes of the page that is not yet whole.
+    /// Bytes of the page that is not complete yet.
     pub fn held(&self) -> usize {
         self.page.as_ref().map_or(0, String::len) + self.line.len()
     }
 
-    /// There is no more text of this document: hands its last page to `take`.
+    /// Ends the document, and hands its last page to `take`.
     pub fn finish<E>(&mut self, take: &mut impl FnMut(Piece) -> Result<(), E>) -> Result<(), E> {
         self.end_line(take)?;
         self.end_page(take)
@@ -85,7 +85,7 @@ impl Pages {
 
     fn end_line<E>(&mut self, take: &mut impl FnMut(Piece) -> Result<(), E>) -> Result<(), E> {
         let mut line = std::mem::take(&mut self.line);
-        // Python reads line ends of Windows as others.
+        // Python, which the harness is written in, drops the `\r` of Windows line ends.
         if line.ends_with('\r') {
             line.pop();
         }
@@ -110,7 +110,7 @@ impl Pages {
     }
 }
 
-/// Whether a page begins with this line: ` = Title = `, while ` = = Section = = ` does not.
+/// Whether a line is the title of a page, ` = Title = `, and not a heading within one, ` = = Section = = `.
 fn is_title(line: &str) -> bool {
     let line = line.replace("= = =", "===").replace("= =", "==");
     let line = line.trim_matches(is_space);
@@ -129,7 +129,7 @@ fn split_at_spaces(text: &str) -> usize {
     runs.count() + 1
 }
 
-/// What is replaced before brackets and quotes are closed, in this order.
+/// Replacements before those of brackets and quotes, in this order.
 const BEFORE: [(&str, &str); 10] = [
     ("s '", "s'"),
     (" @-@ ", "-"),
@@ -142,9 +142,9 @@ const BEFORE: [(&str, &str); 10] = [
     (" ? ", "? "),
     (" , ", ", "),
 ];
-/// What opens and what closes, in this order.
+/// Opening and closing brackets and quotes, in this order.
 const PAIRS: [[char; 2]; 5] = [['(', ')'], ['[', ']'], ['{', '}'], ['"', '"'], ['\'', '\'']];
-/// What is replaced after that, in this order.
+/// Replacements after those of brackets and quotes, in this order.
 const AFTER: [(&str, &str); 8] = [
     ("= = = =", "===="),
     ("= = =", "==="),
@@ -156,9 +156,9 @@ const AFTER: [(&str, &str); 8] = [
     (" 's", "'s"),
 ];
 
-/// WikiText put together again. The order of the rules matters, and some go further than one would wish: an
-/// apostrophe is taken for a quote that closes at the next one. One rule of the harness is not here; it was to
-/// write `' 90` as `'90` and by an oversight looks for slashes around that.
+/// Detokenizes a page of WikiText as the harness does. The order of the rules matters, and some go too far: an
+/// apostrophe is taken for a quote that closes at the next one. One rule of the harness is left out: it should write `'
+/// 90` as `'90`, but never matches, because its pattern has slashes around it.
 fn join_wikitext(page: &str) -> String {
     let replace = |text: String, (from, to): &(&str, &str)| text.replace(from, to);
     let text = BEFORE.iter().fold(page.to_string(), replace);
@@ -166,8 +166,8 @@ fn join_wikitext(page: &str) -> String {
     AFTER.iter().fold(text, replace)
 }
 
-/// Removes white space, line ends too, after what opens and before the next that closes; what is in between is not
-/// looked at.
+/// Removes white space, including line ends, after an opening character and before the next closing one. Brackets in
+/// between are ignored.
 fn close(text: &str, [open, close]: [char; 2]) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

@@ -1,16 +1,16 @@
-//! How much longer than its text the input of a tokenizer's model can become.
+//! An upper bound on how much longer a tokenizer's normaliser or decoder can make a text.
 //!
-//! A normaliser replaces parts of a text, and a `tokenizer.json` may name any replacement: a letter by a megabyte.
-//! The most that it can do is computed from its description when it is opened, before it is given any text.
+//! A `tokenizer.json` may ask to replace a letter by a megabyte. The bound is computed from its description when the
+//! tokenizer is opened, before it is given any text.
 
 use base64::Engine;
 use serde_json::Value;
 
-/// Bytes that a byte of text may become, at most. SentencePiece's own rules have 33 at one sign, and rules follow one
-/// another.
+/// The largest number of bytes that one byte of text may become. A single rule of SentencePiece makes up to 33, and
+/// rules are applied one after the other.
 pub(super) const MOST: f64 = 256.0;
 
-/// Bytes that a byte of text can become by a normaliser or decoder, at most.
+/// The largest number of bytes that one byte of text can become by a normaliser or decoder.
 pub(super) fn growth(described: &Value) -> f64 {
     let text = |key: &str| described.get(key).and_then(Value::as_str).unwrap_or_default();
     match text("type") {
@@ -26,12 +26,12 @@ pub(super) fn growth(described: &Value) -> f64 {
                 _ => content + 1.0,
             }
         }
-        // Once for every text, which may have a single byte.
+        // Applied once per text, so that it matters only for short ones.
         "Prepend" => text("prepend").len() as f64 / 64.0 + 1.0,
         "Precompiled" => base64::engine::general_purpose::STANDARD
             .decode(text("precompiled_charsmap"))
             .map_or(1.0, |rules| longest_rule(&rules) as f64),
-        // A sign such as U+FDFA is 3 bytes, and 33 in its parts.
+        // U+FDFA, of 3 bytes, decomposes to 33 bytes under compatibility normalisation.
         "NFD" | "NFC" => 3.0,
         "NFKD" | "NFKC" => 11.0,
         "BertNormalizer" | "ByteLevel" | "Lowercase" => 3.0,
@@ -39,7 +39,8 @@ pub(super) fn growth(described: &Value) -> f64 {
     }
 }
 
-/// The longest replacement of SentencePiece's rules: a length, as many bytes, and then replacements that end in zeros.
+/// The longest replacement of SentencePiece's rules. Their format: the length of a trie, the trie, and replacements
+/// that end in zeros.
 fn longest_rule(rules: &[u8]) -> usize {
     let Some((length, rest)) = rules.split_first_chunk::<4>() else { return 1 };
     let replacements = rest.get(u32::from_le_bytes(*length) as usize..).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Lines of a file, one at a time, none of them longer than a limit: what is read decides how much memory it takes.
+//! Reads lines of limited length, so that a file cannot decide how much memory reading it takes.
 
 use std::io::{self, BufRead, Read};
 
@@ -10,10 +10,10 @@ pub const LONGEST_LINE: usize = 256 << 20;
 /// Why a line cannot be read.
 #[derive(Debug, Error)]
 pub enum LineError {
-    /// The system refused.
+    /// Reading failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The line does not end where it should have.
+    /// The line is longer than the limit.
     #[error(
         "line {line} is longer than {} MiB, the most that is read as one line; divide it into several lines, or put its \
          text into a .txt file, which may have any length",
@@ -27,7 +27,7 @@ pub enum LineError {
     },
 }
 
-/// Reads lines into one buffer.
+/// Reads lines of bytes into one buffer.
 ///
 /// ```
 /// use falcon_lm::data::Lines;
@@ -51,14 +51,19 @@ pub struct Lines<R> {
 impl<R: BufRead> Lines<R> {
     /// Lines of at most [`LONGEST_LINE`] bytes.
     pub fn new(reader: R) -> Self {
-        Self { reader, line: Vec::new(), number: 0, limit: LONGEST_LINE }
+        Self::with_limit(reader, LONGEST_LINE)
+    }
+
+    /// Lines of at most `limit` bytes.
+    pub fn with_limit(reader: R, limit: usize) -> Self {
+        Self { reader, line: Vec::new(), number: 0, limit }
     }
 
     /// The next line with its number, counted from 1, without the line end of Unix or Windows. None at the end of the
     /// file.
     pub fn next_line(&mut self) -> Result<Option<(u64, &[u8])>, LineError> {
         self.line.clear();
-        // One byte more than a line may have, and its end.
+        // One byte more than a line may have, for its end.
         let most = self.limit as u64 + 1;
         if self.reader.by_ref().take(most).read_until(b'\n', &mut self.line)? == 0 {
             return Ok(None);

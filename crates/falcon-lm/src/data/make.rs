@@ -1,81 +1,75 @@
-//! How a file of tokens is made: text is read, encoded by all cores side by side, and written beside its place.
+//! Encodes text on all cores into a file of tokens.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use falcon_nn::{ASIDE, aside_file};
+use falcon_base::{AtPath, hex};
 use sha2::{Digest, Sha256};
-use tempfile::NamedTempFile;
 
-use super::cache::{CacheError, Header, SUM, Totals, is_wide};
-use super::source::{Piece, Source};
-use super::stamp::{FileStamp, hex, sampled, whole};
+use super::aside::{locked_aside, require_room, sweep};
+use super::error::CacheError;
+use super::piece::Piece;
+use super::source::Source;
+use super::stamp::{FileStamp, sampled, whole};
 use super::tokenizer::{Tokenizer, TokenizerError};
+use super::tokens::{FORMAT, Header, MAGIC, SUM, Totals, is_wide};
+use crate::monitor::Monitor;
 
-/// The layout of a file and of its header. A file with another number is made anew.
-pub(super) const FORMAT: u32 = 2;
-/// The last bytes of a file of tokens.
-pub(super) const MAGIC: &[u8; 8] = b"FALCTOK1";
+/// Longest time between two looks at the monitor while encoding is waited for.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How often whoever waits for tokens asks whether to stop.
-pub(super) const TURN: Duration = Duration::from_millis(50);
+/// The approximate number of bytes that are handed to a thread at once. A piece is not divided.
+const BATCH_BYTES: usize = 256 << 10;
 
-/// Bytes of text that are handed to a core at once, about. A piece is not divided.
-const TOGETHER: usize = 256 << 10;
+/// Bytes that are written between two checks of the free space.
+const BYTES_PER_CHECK: u64 = 64 << 20;
 
-/// Bytes of a disk that are left free.
-const LEFT_FREE: u64 = 1 << 30;
-/// Bytes that are written between two looks at how much is free.
-const LOOK: u64 = 64 << 20;
-
-/// Writes a file of tokens beside its place, and moves it there when it is whole.
+/// Encodes `source` into a file of tokens, which is moved to `path` when it is complete.
 pub(super) fn make(
     source: &Source,
     stamps: Vec<FileStamp>,
     tokenizer: &Tokenizer,
     path: &Path,
-    progress: &mut dyn FnMut(usize) -> bool,
+    monitor: &mut dyn Monitor,
 ) -> Result<(), CacheError> {
-    let io = |error| CacheError::Io { path: path.into(), error };
     let folder = path.parent().unwrap_or(Path::new("."));
     sweep(folder);
-    let contents =
-        source.files().iter().map(|file| whole(file, &mut || progress(0))).collect::<Result<Vec<_>, _>>()?;
-    let aside = locked_aside(folder).map_err(io)?;
+    let contents = source.files().iter().map(|file| whole(file, monitor)).collect::<Result<Vec<_>, _>>()?;
+    let aside = locked_aside(folder).at(path)?;
     let mut writer = Writer {
         out: BufWriter::new(aside.as_file()),
         hash: Sha256::new(),
         wide: is_wide(tokenizer),
         documents: Vec::new(),
         totals: Totals::default(),
-        until_look: LOOK,
+        until_check: BYTES_PER_CHECK,
     };
     let mut write = |pieces: Encoded| -> Result<usize, CacheError> {
         for (piece, tokens) in pieces? {
-            writer.piece(&piece, &tokens, tokenizer.end()).map_err(io)?;
+            writer.piece(&piece, &tokens, tokenizer.end()).at(path)?;
         }
         Ok(writer.totals.bytes)
     };
-    let mut encoders = Encoders::start(tokenizer).map_err(io)?;
+    let mut encoders = Encoders::start(tokenizer).at(path)?;
     let (mut pieces, mut waiting) = (Vec::new(), 0);
     source.read(|piece| {
         waiting += piece.text.len();
         pieces.push(piece);
-        if waiting < TOGETHER {
+        if waiting < BATCH_BYTES {
             return Ok(());
         }
         waiting = 0;
-        encoders.push(std::mem::take(&mut pieces), &mut write, progress)
+        encoders.push(std::mem::take(&mut pieces), &mut write, monitor)
     })?;
-    encoders.push(pieces, &mut write, progress)?;
-    encoders.finish(&mut write, progress)?;
-    let about = Header {
+    encoders.push(pieces, &mut write, monitor)?;
+    encoders.finish(&mut write, monitor)?;
+    let header = Header {
         format: FORMAT,
         source: stamps,
         contents,
@@ -83,95 +77,24 @@ pub(super) fn make(
         tokenizer: tokenizer.fingerprint(),
         ..Header::default()
     };
-    writer.finish(about).map_err(io)?;
-    aside.as_file().sync_all().map_err(io)?;
-    aside.persist(path).map_err(|error| io(error.error))?;
+    writer.finish(header).at(path)?;
+    aside.as_file().sync_all().at(path)?;
+    aside.persist(path).map_err(|error| error.error).at(path)?;
     Ok(())
-}
-
-/// Keeps text that can be read only once, such as that of stdin, as a file named by its contents.
-pub fn keep_text(mut input: impl io::Read, folder: &Path) -> Result<PathBuf, CacheError> {
-    let io = |error| CacheError::Io { path: folder.into(), error };
-    fs::create_dir_all(folder).map_err(io)?;
-    sweep(folder);
-    let aside = locked_aside(folder).map_err(io)?;
-    let (mut out, mut hash, mut block) = (aside.as_file(), Sha256::new(), vec![0; 4 << 20]);
-    loop {
-        let read = input.read(&mut block).map_err(io)?;
-        if read == 0 {
-            break;
-        }
-        room(aside.as_file()).map_err(io)?;
-        hash.update(&block[..read]);
-        out.write_all(&block[..read]).map_err(io)?;
-    }
-    aside.as_file().sync_all().map_err(io)?;
-    let path = folder.join(format!("stdin-{}.txt", hex(&hash.finalize()[..12])));
-    // The same text as before keeps its file, whose times tell that nothing has changed.
-    if !path.exists() {
-        aside.persist(&path).map_err(|error| io(error.error))?;
-    }
-    Ok(path)
-}
-
-/// A file beside its place that is locked as long as it is written.
-fn locked_aside(folder: &Path) -> io::Result<NamedTempFile> {
-    loop {
-        let aside = aside_file(folder)?;
-        aside.as_file().lock()?;
-        // Another process may have swept it away before it was locked.
-        if aside.path().exists() {
-            return Ok(aside);
-        }
-    }
-}
-
-/// Removes what a killed process left behind: files beside their place that nobody holds a lock on.
-fn sweep(folder: &Path) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(ASIDE)
-            && entry.file_type().is_ok_and(|kind| kind.is_file())
-            && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok())
-        {
-            let _ = fs::remove_file(entry.path());
-        }
-    }
-}
-
-/// Refuses to write more to a disk that is nearly full.
-fn room(file: &File) -> io::Result<()> {
-    #[cfg(unix)]
-    {
-        let disk = rustix::fs::fstatvfs(file)?;
-        enough(disk.f_bavail.saturating_mul(disk.f_frsize))
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = file;
-        Ok(())
-    }
-}
-
-fn enough(free: u64) -> io::Result<()> {
-    if free >= LEFT_FREE {
-        return Ok(());
-    }
-    let (free, left) = (free >> 20, LEFT_FREE >> 20);
-    Err(io::Error::other(format!("the disk has {free} MiB free, and {left} MiB are left for others")))
 }
 
 /// Pieces of text with their tokens.
 type Encoded = Result<Vec<(Piece, Vec<u32>)>, TokenizerError>;
 
-/// Threads that encode text. Whoever stops early does not wait for them: each ends after the text it has in hand.
+/// Threads that encode text. Cancelling does not wait for them: each ends after the text that it is encoding.
 struct Encoders {
     todo: Sender<(u64, Vec<Piece>)>,
     done: Receiver<(u64, Encoded)>,
-    /// Encoded before what comes before it.
+    /// Batches that were encoded before one with a lower number.
     early: BTreeMap<u64, Encoded>,
     sent: u64,
     written: u64,
-    /// How much may be under way.
+    /// The largest number of batches that are encoded or waiting.
     most: u64,
 }
 
@@ -190,9 +113,9 @@ impl Encoders {
                         let tokens = tokenizer.try_encode(&piece.text)?;
                         Ok((piece, tokens))
                     };
-                    // Without an answer, it would be waited for without end.
+                    // A panic must not end the thread without an answer, which would be waited for for ever.
                     let encoded = catch_unwind(AssertUnwindSafe(|| pieces.into_iter().map(encode).collect()))
-                        .unwrap_or_else(|_| Err(TokenizerError::Encode("the library failed".into())));
+                        .unwrap_or_else(|_| Err(TokenizerError::Encode("the library panicked".into())));
                     if results.send((number, encoded)).is_err() {
                         return;
                     }
@@ -203,51 +126,51 @@ impl Encoders {
         Ok(Self { todo, done, early: BTreeMap::new(), sent: 0, written: 0, most })
     }
 
-    /// Hands over text, and to `write` all that is encoded by now.
+    /// Hands pieces to the threads, and what they have encoded so far to `write`.
     fn push(
         &mut self,
         pieces: Vec<Piece>,
         write: &mut dyn FnMut(Encoded) -> Result<usize, CacheError>,
-        progress: &mut dyn FnMut(usize) -> bool,
+        monitor: &mut dyn Monitor,
     ) -> Result<(), CacheError> {
-        self.todo.send((self.sent, pieces)).expect("threads wait for work as long as this is there");
+        self.todo.send((self.sent, pieces)).expect("threads receive as long as this sender exists");
         self.sent += 1;
         let most = self.most;
-        self.receive(most, write, progress)
+        self.receive(most, write, monitor)
     }
 
-    /// Waits for all that is under way.
+    /// Waits for the threads to encode everything.
     fn finish(
         mut self,
         write: &mut dyn FnMut(Encoded) -> Result<usize, CacheError>,
-        progress: &mut dyn FnMut(usize) -> bool,
+        monitor: &mut dyn Monitor,
     ) -> Result<(), CacheError> {
-        self.receive(0, write, progress)
+        self.receive(0, write, monitor)
     }
 
-    /// Writes in order, until at most `left` are under way. Asks at least once whether to stop, and again every
-    /// [`TURN`].
+    /// Writes encoded batches in order until at most `left` are not written. Looks at the monitor at least once, and
+    /// again every [`CHECK_INTERVAL`].
     fn receive(
         &mut self,
         left: u64,
         write: &mut dyn FnMut(Encoded) -> Result<usize, CacheError>,
-        progress: &mut dyn FnMut(usize) -> bool,
+        monitor: &mut dyn Monitor,
     ) -> Result<(), CacheError> {
         let mut bytes = 0;
         loop {
-            let patience = if self.sent - self.written > left { TURN } else { Duration::ZERO };
+            let patience = if self.sent - self.written > left { CHECK_INTERVAL } else { Duration::ZERO };
             match self.done.recv_timeout(patience) {
                 Ok((number, encoded)) => _ = self.early.insert(number, encoded),
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => unreachable!("threads end after this does"),
+                Err(RecvTimeoutError::Disconnected) => {
+                    unreachable!("threads send as long as this receiver exists")
+                }
             }
             while let Some(encoded) = self.early.remove(&self.written) {
                 self.written += 1;
                 bytes = write(encoded)?;
             }
-            if !progress(bytes) {
-                return Err(CacheError::Interrupted);
-            }
+            monitor.report(bytes, None)?;
             if self.sent - self.written <= left {
                 return Ok(());
             }
@@ -261,17 +184,17 @@ struct Writer<'a> {
     wide: bool,
     documents: Vec<u64>,
     totals: Totals,
-    /// Bytes that may be written before a look at the disk.
-    until_look: u64,
+    /// Bytes that may be written before the free space is checked.
+    until_check: u64,
 }
 
 impl Writer<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        match self.until_look.checked_sub(bytes.len() as u64) {
-            Some(left) => self.until_look = left,
+        match self.until_check.checked_sub(bytes.len() as u64) {
+            Some(left) => self.until_check = left,
             None => {
-                room(self.out.get_ref())?;
-                self.until_look = LOOK;
+                require_room(self.out.get_ref())?;
+                self.until_check = BYTES_PER_CHECK;
             }
         }
         self.hash.update(bytes);
@@ -294,7 +217,7 @@ impl Writer<'_> {
         self.write(&bytes)
     }
 
-    /// Writes where documents begin and the header, which is complete but for what is known only now.
+    /// Writes the documents and the header, whose counts and checksums are known only now.
     fn finish(mut self, header: Header) -> io::Result<()> {
         self.totals.documents = self.documents.len();
         let documents: Vec<u8> = self.documents.iter().flat_map(|start| start.to_le_bytes()).collect();
@@ -317,43 +240,5 @@ impl Writer<'_> {
         self.out.write_all(&((about.len() + SUM) as u64).to_le_bytes())?;
         self.out.write_all(MAGIC)?;
         self.out.flush()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_nobody_holds_is_swept_at_once() {
-        let folder = tempfile::tempdir().unwrap();
-        let left = folder.path().join(format!("{ASIDE}left"));
-        fs::write(&left, "half").unwrap();
-        fs::write(folder.path().join("other"), "whole").unwrap();
-        let held = locked_aside(folder.path()).unwrap();
-        sweep(folder.path());
-        assert!(!left.exists() && held.path().exists());
-        drop(held);
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn a_disk_is_not_filled() {
-        assert!(enough(LEFT_FREE).is_ok());
-        let said = enough(5 << 20).unwrap_err().to_string();
-        assert!(said.contains("5 MiB free") && said.contains("1024 MiB"), "{said}");
-    }
-
-    /// The same text has the same file, untouched: a run that is given it again goes on.
-    #[test]
-    fn text_of_stdin_is_known_by_its_contents() {
-        let folder = tempfile::tempdir().unwrap();
-        let keep = |text: &str| keep_text(text.as_bytes(), folder.path()).unwrap();
-        let first = keep("one two");
-        assert_eq!(fs::read_to_string(&first).unwrap(), "one two");
-        let stamp = FileStamp::of(&first).unwrap();
-        assert_eq!((keep("one two"), FileStamp::of(&first).unwrap()), (first.clone(), stamp));
-        assert_ne!(keep("one three"), first);
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
     }
 }

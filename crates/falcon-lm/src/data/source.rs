@@ -1,157 +1,27 @@
-//! Text from files and folders: plain or one JSON object per line, compressed or not, read piece by piece so that no
-//! file is too large (a line of JSON is held whole, up to [`LONGEST_LINE`](super::LONGEST_LINE)).
+//! Text from files and folders. Files of any length are read piece by piece; only a line of JSON is held in memory as a
+//! whole, up to [`LONGEST_LINE`].
 
-use std::ffi::OsStr;
 use std::fs;
-use std::io::{self, BufRead, Read};
 use std::path::{Path, PathBuf};
 
+use falcon_base::files::special_kind;
+use falcon_base::{AtPath, hex};
 use rayon::prelude::*;
-use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use thiserror::Error;
 
-use super::cache::in_line;
-use super::compressed::decompressed;
 use super::detokenize::{Detokenizer, Pages};
-use super::lines::{LONGEST_LINE, LineError, Lines};
-use super::regular::{not_text, refused};
-use super::stamp::{FileStamp, hex};
+use super::error::SourceError;
+use super::lines::LONGEST_LINE;
+use super::piece::Piece;
+use super::reading::{read_file, whole_characters};
+use super::stamp::FileStamp;
 use super::walk::text_files;
+use crate::monitor::Monitor;
 
-/// Why text cannot be read.
-#[derive(Debug, Error)]
-pub enum SourceError {
-    /// The system refused.
-    #[error("{path}: {error}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
-    /// What is there is not text.
-    #[error("{path}: byte {at} is no UTF-8; convert it, such as by: iconv -f latin1 -t utf8")]
-    Utf8 {
-        /// The file.
-        path: PathBuf,
-        /// Bytes of text before.
-        at: u64,
-    },
-    /// A line that is no document.
-    #[error("{path}, line {line}: {error}")]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// Counted from 1.
-        line: u64,
-        /// What is wrong with it.
-        error: String,
-    },
-    /// Text of another kind.
-    #[error(
-        "{path} is no raw {detokenizer}: its first line is no title such as \" = Robert Boulter = \"; measure it without \
-         --detokenize"
-    )]
-    Kind {
-        /// The file.
-        path: PathBuf,
-        /// The kind it should be.
-        detokenizer: Detokenizer,
-    },
-    /// A file of another kind than text.
-    #[error("{path}: {what}")]
-    NotText {
-        /// The file.
-        path: PathBuf,
-        /// What it is, and what to do.
-        what: &'static str,
-    },
-    /// Something that is no regular file.
-    #[error("{path}: this is {kind}, and only regular files and folders of them can be read; give a file instead")]
-    Special {
-        /// Where it is.
-        path: PathBuf,
-        /// What it is.
-        kind: &'static str,
-    },
-    /// A folder with too much in it.
-    #[error(
-        "{path}: more than {limit} entries in this folder and those in it; name a smaller folder, or join files"
-    )]
-    Many {
-        /// The folder.
-        path: PathBuf,
-        /// How many may be in it.
-        limit: usize,
-    },
-    /// A folder too far down.
-    #[error("{path}: deeper than {limit} folders within folders; name a folder further down")]
-    Deep {
-        /// The folder.
-        path: PathBuf,
-        /// How deep it may be.
-        limit: usize,
-    },
-    /// Standard input where a file is needed.
-    #[error(
-        "-: standard input can be read by task.train of `falcon train` and by `falcon tokenizer train` only; write it to a \
-         file first"
-    )]
-    Stdin,
-    /// It was asked to stop.
-    #[error("interrupted while text was looked for")]
-    Interrupted,
-    /// A page that is too long to be held.
-    #[error(
-        "{path}: a page of more than {} MiB without a title after it; divide it by titles such as \" = Title = \", or read it \
-         without --detokenize",
-        LONGEST_LINE >> 20
-    )]
-    Page {
-        /// The file.
-        path: PathBuf,
-    },
-    /// There is none.
-    #[error(
-        "{path} has no text; of a folder, files that end in .txt, .md or .jsonl are read, and those with .xz, .gz or .zst after that"
-    )]
-    Empty {
-        /// The file or folder.
-        path: PathBuf,
-    },
-}
-
-/// A stretch of text. Cuts inside a document are where byte-level tokenizers do not join what is on both sides.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// The text.
-    pub text: String,
-    /// Whether a document begins with it.
-    pub first: bool,
-    /// Its bytes, before it was detokenized.
-    pub bytes: usize,
-    /// Its words: what white space divides. Of text that is detokenized, as its [`Detokenizer`] counts them,
-    /// before.
-    pub words: usize,
-}
-
-impl Piece {
-    /// Text as it was found.
-    pub fn new(text: String, first: bool) -> Self {
-        let (bytes, words) = (text.len(), text.split_whitespace().count());
-        Self { text, first, bytes, words }
-    }
-}
-
-/// Files whose stamps are taken side by side, between two questions whether to stop.
+/// Files that are stamped in parallel between two looks at the monitor.
 const STAMPED_TOGETHER: usize = 64;
-/// How much text a piece has, about.
-const PIECE: usize = 1 << 20;
-/// A document without lines is cut between words after this much.
-const LONGEST: usize = 4 * PIECE;
 
-/// Files to read text from, in the order of their names.
+/// Files to read text from, sorted by path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     root: PathBuf,
@@ -159,32 +29,25 @@ pub struct Source {
     detokenizer: Option<Detokenizer>,
 }
 
-/// What stands for standard input where a path is given.
+/// Stands for standard input where a path is given.
 pub const STDIN: &str = "-";
 
-impl SourceError {
-    /// That a file is not text, if its name or beginning says so.
-    pub(super) fn not_text(path: &Path, beginning: &[u8]) -> Option<Self> {
-        not_text(path, beginning).map(|what| Self::NotText { path: path.into(), what })
-    }
-}
-
 impl Source {
-    /// A file, or all text files in a folder and the folders in it: names that end in `.txt`, `.md` or `.jsonl`, also followed by `.xz`,
-    /// `.gz` or `.zst`. A single file may have any name.
+    /// A file of any name, or all text files of a folder and its subfolders: those whose names end in `.txt`, `.md` or
+    /// `.jsonl`, also followed by `.xz`, `.gz` or `.zst`.
     pub fn open(root: &Path) -> Result<Self, SourceError> {
-        Self::find(root, &mut || true)
+        Self::find(root, &mut ())
     }
 
-    /// The same, which asks now and then whether to go on.
-    pub fn find(root: &Path, go_on: &mut dyn FnMut() -> bool) -> Result<Self, SourceError> {
+    /// Like [`Source::open`], with a monitor that can cancel the search.
+    pub fn find(root: &Path, monitor: &mut dyn Monitor) -> Result<Self, SourceError> {
         if root == Path::new(STDIN) {
             return Err(SourceError::Stdin);
         }
-        let found = fs::metadata(root).map_err(|error| at(root, error))?;
+        let found = fs::metadata(root).at(root)?;
         let files = match found.is_dir() {
-            true => text_files(root, go_on)?,
-            false => match refused(found.file_type()) {
+            true => text_files(root, monitor)?,
+            false => match special_kind(found.file_type()) {
                 Some(kind) => return Err(SourceError::Special { path: root.into(), kind }),
                 None => vec![root.to_path_buf()],
             },
@@ -197,11 +60,11 @@ impl Source {
         &self.files
     }
 
-    /// The same, to be divided into pages and detokenized, each page a document. All files must begin as such text
-    /// does.
+    /// The same source, divided into pages and detokenized; each page is a document. Every file must begin as text of
+    /// this kind does.
     pub fn detokenized(mut self, detokenizer: Detokenizer) -> Result<Self, SourceError> {
         for path in &self.files {
-            let beginning = beginning(path, BEGINNING)?.concat();
+            let beginning = beginning(path, RECOGNISED)?.concat();
             if detokenizer.recognises(&beginning) == Some(false) {
                 return Err(SourceError::Kind { path: path.clone(), detokenizer });
             }
@@ -210,24 +73,22 @@ impl Source {
         Ok(self)
     }
 
-    /// How it is detokenized, if it is.
+    /// How the text is detokenized, if it is.
     pub fn detokenizer(&self) -> Option<Detokenizer> {
         self.detokenizer
     }
 
-    /// What tells it from what it was. Asks now and then whether to go on.
-    pub fn stamps(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Vec<FileStamp>, SourceError> {
+    /// The stamps of its files, in order.
+    pub fn stamps(&self, monitor: &mut dyn Monitor) -> Result<Vec<FileStamp>, SourceError> {
         let mut stamps = Vec::with_capacity(self.files.len());
         for files in self.files.chunks(STAMPED_TOGETHER) {
             stamps.extend(files.par_iter().map(|path| FileStamp::of(path)).collect::<Result<Vec<_>, _>>()?);
-            if !go_on() {
-                return Err(SourceError::Interrupted);
-            }
+            monitor.check()?;
         }
         Ok(stamps)
     }
 
-    /// Hands all of it to `take`, which may stop with an error of its own.
+    /// Hands all text to `take`, which may stop with an error of its own.
     pub fn read<E: From<SourceError>>(&self, mut take: impl FnMut(Piece) -> Result<(), E>) -> Result<(), E> {
         let mut any = false;
         for path in &self.files {
@@ -254,17 +115,7 @@ impl Source {
     }
 }
 
-/// Hands one document from `reader` to `take`, piece by piece, so that no text is too long. `name` stands for it in
-/// messages.
-pub fn read_text<E: From<SourceError>>(
-    name: &Path,
-    reader: impl BufRead + 'static,
-    mut take: impl FnMut(Piece) -> Result<(), E>,
-) -> Result<(), E> {
-    pieces(name, Box::new(reader), &mut take)
-}
-
-/// What tells texts from others: their hash.
+/// The SHA-256 of a list of texts.
 pub fn digest(texts: &[String]) -> String {
     let mut hash = Sha256::new();
     for text in texts {
@@ -274,10 +125,10 @@ pub fn digest(texts: &[String]) -> String {
     hex(&hash.finalize())
 }
 
-/// Bytes by which a file is told to be of some kind.
-const BEGINNING: usize = 1 << 16;
+/// Bytes at the beginning of a file by which its kind is recognised.
+const RECOGNISED: usize = 1 << 16;
 
-/// About `most` bytes of text: of every file a part, from its beginning.
+/// About `most` bytes of text, an equal share from the beginning of every file.
 pub fn sample(sources: &[Source], most: usize) -> Result<Vec<String>, SourceError> {
     let files: Vec<&PathBuf> = sources.iter().flat_map(|source| &source.files).collect();
     let mut texts = Vec::new();
@@ -293,7 +144,7 @@ pub fn sample(sources: &[Source], most: usize) -> Result<Vec<String>, SourceErro
 
 /// About `most` bytes of text from the beginning of a file.
 fn beginning(path: &Path, most: usize) -> Result<Vec<String>, SourceError> {
-    /// Why a file is read no further.
+    /// Why reading ends before the file does.
     enum Stop {
         Enough,
         Wrong(SourceError),
@@ -316,134 +167,11 @@ fn beginning(path: &Path, most: usize) -> Result<Vec<String>, SourceError> {
     }
 }
 
-fn read_file<E: From<SourceError>>(path: &Path, take: &mut impl FnMut(Piece) -> Result<(), E>) -> Result<(), E> {
-    let (mut reader, name) = decompressed(path).map_err(|error| at(path, error))?;
-    let beginning = reader.fill_buf().map_err(|error| at(path, error))?;
-    if let Some(what) = not_text(Path::new(name), beginning) {
-        return Err(SourceError::NotText { path: path.into(), what }.into());
-    }
-    match Path::new(name).extension() == Some(OsStr::new("jsonl")) {
-        true => documents(path, reader, take),
-        false => pieces(path, reader, take),
-    }
-}
-
-pub(super) fn at(path: &Path, error: io::Error) -> SourceError {
-    SourceError::Io { path: path.into(), error }
-}
-
-/// One document per line: an object with a `text`.
-fn documents<E: From<SourceError>>(
-    path: &Path,
-    reader: Box<dyn BufRead>,
-    take: &mut impl FnMut(Piece) -> Result<(), E>,
-) -> Result<(), E> {
-    #[derive(Deserialize)]
-    struct Document {
-        text: String,
-    }
-    let mut lines = Lines::new(reader);
-    let unread = |error: LineError| match error {
-        LineError::Io(error) => at(path, error),
-        error @ LineError::TooLong { .. } => at(path, io::Error::other(error)),
-    };
-    while let Some((line, bytes)) = lines.next_line().map_err(unread)? {
-        let json = bytes.trim_ascii_end();
-        if json.is_empty() {
-            continue;
-        }
-        let wrong = |error: serde_json::Error| SourceError::Line {
-            path: path.into(),
-            line,
-            error: format!("not a JSON object with the text of a document under \"text\": {}", in_line(&error)),
-        };
-        let Document { text } = serde_json::from_slice(json).map_err(wrong)?;
-        let mut rest = text.as_str();
-        let mut first = true;
-        while !rest.is_empty() {
-            let cut = match rest.len() <= PIECE {
-                true => rest.len(),
-                false => {
-                    let [near, far] = [PIECE, LONGEST].map(|most| &rest[..whole_characters(rest, most)]);
-                    let line = last_line(near).or_else(|| last_line(far));
-                    line.unwrap_or_else(|| if far.len() < rest.len() { last_word(far) } else { far.len() })
-                }
-            };
-            let (piece, after) = rest.split_at(cut);
-            take(Piece::new(piece.into(), first))?;
-            (rest, first) = (after, false);
-        }
-    }
-    Ok(())
-}
-
-/// A file that is one document.
-fn pieces<E: From<SourceError>>(
-    path: &Path,
-    mut reader: Box<dyn BufRead>,
-    take: &mut impl FnMut(Piece) -> Result<(), E>,
-) -> Result<(), E> {
-    let (mut bytes, mut first, mut read) = (Vec::new(), true, 0u64);
-    loop {
-        let got = reader.by_ref().take(PIECE as u64).read_to_end(&mut bytes).map_err(|error| at(path, error))?;
-        let (text, whole) = match std::str::from_utf8(&bytes) {
-            Ok(text) => (text, true),
-            // A character that goes on in what is not yet read.
-            Err(error) if error.error_len().is_none() && got > 0 => {
-                let text = std::str::from_utf8(&bytes[..error.valid_up_to()]).expect("valid up to here");
-                (text, false)
-            }
-            Err(error) => {
-                return Err(SourceError::Utf8 { path: path.into(), at: read + error.valid_up_to() as u64 }.into());
-            }
-        };
-        let ended = got == 0 && whole;
-        let cut = match ended {
-            true => text.len(),
-            false => match last_line(text) {
-                Some(cut) => cut,
-                None if text.len() < LONGEST => continue,
-                None => last_word(text),
-            },
-        };
-        if cut > 0 {
-            take(Piece::new(text[..cut].into(), first))?;
-            first = false;
-        }
-        read += cut as u64;
-        bytes.drain(..cut);
-        if ended {
-            return Ok(());
-        }
-    }
-}
-
-/// The last place where a line begins with something: tokenizers do not join a line's end with a letter after it.
-fn last_line(text: &str) -> Option<usize> {
-    let begins = |at: usize| text[at..].starts_with(|c: char| !c.is_whitespace());
-    let mut lines = text.rmatch_indices('\n').map(|(newline, _)| newline + 1);
-    lines.find(|at| *at > 1 && begins(*at))
-}
-
-/// The last place between a word and the space before the next, which belongs to that; the end if there is none.
-fn last_word(text: &str) -> usize {
-    let between = |at: usize| {
-        let mut around = (text[..at].chars().next_back(), text[at + 1..].chars().next());
-        let letter = |c: &mut Option<char>| c.take().is_some_and(|c| !c.is_whitespace());
-        letter(&mut around.0) && letter(&mut around.1)
-    };
-    text.rmatch_indices(' ').map(|(space, _)| space).find(|at| between(*at)).unwrap_or(text.len())
-}
-
-/// The most bytes up to `most` that are whole characters.
-fn whole_characters(text: &str, most: usize) -> usize {
-    (0..=most.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;
 
+    use super::super::reading::{LONGEST, PIECE};
     use super::*;
 
     fn read(root: &Path) -> Result<Vec<Piece>, SourceError> {
@@ -476,7 +204,7 @@ mod tests {
             ("a.xz", xz.finish().unwrap()),
             ("a.zst", zst.clone()),
         ];
-        // One frame after another, and between and around them frames that say how long they are and nothing else.
+        // Several frames, with skippable frames between and around them.
         let skip = [&0x184D_2A53u32.to_le_bytes()[..], &5u32.to_le_bytes(), b"index"].concat();
         let (_folder, path) = file("two.zst", &[&skip[..], &zst, &skip, &zst, &skip].concat());
         let twice: String = read(&path).unwrap().into_iter().map(|piece| piece.text).collect();
@@ -495,7 +223,7 @@ mod tests {
         }
     }
 
-    /// A frame of bytes as they are, in which a changed one is found by the checksum alone.
+    /// In an uncompressed frame, a changed byte is found only by the checksum.
     #[test]
     fn damage_in_a_frame_is_noticed() {
         let text = "Öl und Wasser.\n";
@@ -523,7 +251,7 @@ mod tests {
         assert_eq!(pieces.iter().filter(|piece| piece.first).count(), 1);
         assert!(pieces[1..].iter().all(|piece| !piece.text.starts_with(char::is_whitespace)));
         assert!(pieces[..pieces.len() - 1].iter().all(|piece| piece.text.ends_with('\n')));
-        // Without lines it is cut between words, and without those anyway; as a file and as a line of JSON.
+        // Text without line ends is cut between words, and without words anywhere, in plain files and in JSON.
         for (word, separate) in [("zwölf", " "), ("é", "")] {
             let text = [word].repeat(3 * LONGEST / word.len()).join(separate);
             let json = serde_json::json!({ "text": text }).to_string();

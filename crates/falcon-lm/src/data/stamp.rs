@@ -1,54 +1,52 @@
-//! What tells a file from what it was: its size and times, a checksum of some of its blocks, and one of all of it.
+//! File stamps: path, size, times and a checksum of sampled blocks, enough to notice a change without reading a whole
+//! file.
 
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
+use falcon_base::files::open_regular;
+use falcon_base::{AtPath, hex};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::regular::open_regular;
-use super::source::{SourceError, at};
+use super::error::SourceError;
+use crate::monitor::Monitor;
 
-/// What tells a file from what it was, without reading all of it.
+/// The state of a file at some time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileStamp {
-    /// Where it is; bytes that are no UTF-8 as `%FF`.
+    /// The canonical path; bytes that are not UTF-8 are written as `%FF`.
     pub path: String,
-    /// Its length.
+    /// The length in bytes.
     pub bytes: u64,
-    /// When it was written, in nanoseconds since 1970. Programs can set it to any time.
+    /// Modification time in nanoseconds since 1970. Programs can set it to any time.
     pub modified: u128,
-    /// When it was changed in any way, in nanoseconds since 1970, where the system keeps that. Programs cannot set it.
+    /// Time of the last change of any kind in nanoseconds since 1970, where the system keeps it. Programs cannot set
+    /// it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changed: Option<u128>,
-    /// Checksum of some blocks; of a small file, of all of it.
+    /// Checksum of sampled blocks; of a small file, of all of it.
     pub sampled: String,
 }
 
 impl FileStamp {
-    /// Of a file as it is now.
+    /// The stamp of a file as it is now.
     pub(super) fn of(path: &Path) -> Result<Self, SourceError> {
-        let wrong = |error| at(path, error);
-        let mut file = open_regular(path).map_err(wrong)?;
-        let about = file.metadata().map_err(wrong)?;
+        let mut file = open_regular(path)?;
+        let about = file.metadata().at(path)?;
         let modified = about.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         Ok(Self {
-            path: written(&fs::canonicalize(path).map_err(wrong)?),
+            path: as_text(&fs::canonicalize(path).at(path)?),
             bytes: about.len(),
             modified: modified.map_or(0, |time| time.as_nanos()),
             changed: changed(&about),
-            sampled: sampled(&mut file, about.len()).map_err(wrong)?,
+            sampled: sampled(&mut file, about.len()).at(path)?,
         })
     }
 
-    /// Whether the file cannot have been written to between two stamps whose contents look the same.
-    pub(super) fn same_times(&self, other: &Self) -> bool {
-        (self.modified, self.changed) == (other.modified, other.changed)
-    }
-
-    /// Whether two stamps are of the same path, with contents that look the same.
+    /// Whether two stamps have the same path, length and sampled checksum.
     pub(super) fn same_looks(&self, other: &Self) -> bool {
         (&self.path, self.bytes, &self.sampled) == (&other.path, other.bytes, &other.sampled)
     }
@@ -66,12 +64,12 @@ fn changed(_about: &fs::Metadata) -> Option<u128> {
     None
 }
 
-/// Blocks of which a large file's checksum is made, the first and the last of the file among them.
+/// Number of blocks sampled from a large file; the first and the last one of the file are among them.
 const BLOCKS: u64 = 32;
-/// Bytes of a block. A file that has no more than all blocks together is read whole.
+/// Bytes of a block. A file no longer than all blocks together is read completely.
 const BLOCK: u64 = 8 << 10;
 
-/// Checksum of blocks spread over something of `length` bytes, and of the length.
+/// Checksum of the length and of blocks spread over `length` bytes.
 pub(super) fn sampled(from: &mut (impl Read + Seek), length: u64) -> io::Result<String> {
     let mut hash = Sha256::new_with_prefix(length.to_le_bytes());
     if length <= BLOCKS * BLOCK {
@@ -82,7 +80,7 @@ pub(super) fn sampled(from: &mut (impl Read + Seek), length: u64) -> io::Result<
     } else {
         let mut block = vec![0; BLOCK as usize];
         for index in 0..BLOCKS {
-            // Wide, as a product of two lengths.
+            // In 128 bits, as a product of lengths may overflow 64.
             let start = u128::from(length - BLOCK) * u128::from(index) / u128::from(BLOCKS - 1);
             from.seek(SeekFrom::Start(start as u64))?;
             from.read_exact(&mut block)?;
@@ -92,30 +90,22 @@ pub(super) fn sampled(from: &mut (impl Read + Seek), length: u64) -> io::Result<
     Ok(hex(&hash.finalize()[..16]))
 }
 
-/// Checksum of all of a file. Asks now and then whether to go on.
-pub(super) fn whole(path: &Path, go_on: &mut dyn FnMut() -> bool) -> Result<String, SourceError> {
-    let wrong = |error| at(path, error);
-    let mut file = open_regular(path).map_err(wrong)?;
+/// The SHA-256 of a whole file, in hexadecimal.
+pub(super) fn whole(path: &Path, monitor: &mut dyn Monitor) -> Result<String, SourceError> {
+    let mut file = open_regular(path)?;
     let (mut hash, mut block) = (Sha256::new(), vec![0; 4 << 20]);
     loop {
-        let read = file.read(&mut block).map_err(wrong)?;
+        let read = file.read(&mut block).at(path)?;
         if read == 0 {
             return Ok(hex(&hash.finalize()));
         }
         hash.update(&block[..read]);
-        if !go_on() {
-            return Err(SourceError::Interrupted);
-        }
+        monitor.check()?;
     }
 }
 
-/// Bytes as people write hashes.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// A path as text, different ones as different texts.
-fn written(path: &Path) -> String {
+/// A path as text; different paths have different texts.
+fn as_text(path: &Path) -> String {
     let text = |chunk: std::str::Utf8Chunk<'_>| {
         let bytes: String = chunk.invalid().iter().map(|byte| format!("%{byte:02X}")).collect();
         chunk.valid().replace('%', "%25") + &bytes
@@ -133,7 +123,7 @@ mod tests {
         sampled(&mut Cursor::new(bytes), bytes.len() as u64).unwrap()
     }
 
-    /// All of a small file; of a large one its beginning, its end and places in between, whatever the times say.
+    /// A small file is covered completely, a large one at its beginning, its end and places in between.
     #[test]
     fn samples_see_changes() {
         let small: Vec<u8> = (0..255).collect();

@@ -1,79 +1,71 @@
-//! Text to numbers and back, by the `tokenizers` library: bytes, a BPE learnt here, GPT-2's, or any `tokenizer.json`.
+//! Tokenizers, by the `tokenizers` library: bytes, a BPE trained here, GPT-2's, or any `tokenizer.json`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use falcon_nn::write_file;
+use falcon_base::files::{read_file, write_file};
+use falcon_base::{PathError, hex};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
-use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{
-    AddedToken, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, Tokenizer as Inner, Trainer,
-};
+use tokenizers::{AddedToken, Tokenizer as Inner};
 
-use super::hex;
-use super::regular::read_regular;
-use super::vocabulary::{MOST_TOKENS, check_tokenizer, check_vocabulary};
+use super::vocabulary::{check_tokenizer, check_vocabulary};
 
-/// What a folder's tokenizer is called.
+/// Name of the tokenizer's file in a folder.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
-/// What stands between documents, in tokenizers made here.
+/// The name of the tokenizer whose tokens are bytes.
+pub const BYTES: &str = "bytes";
+/// The token between documents, in tokenizers made here.
 pub(crate) const END: &str = "<|endoftext|>";
-/// What may stand between documents in those of others, likeliest first.
+/// Tokens between documents in other tokenizers, likeliest first.
 const ENDS: [&str; 8] =
     [END, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|end|>", "[SEP]", "<|begin_of_text|>"];
 
-/// What begins a document in tokenizers of which another token ends it.
+/// The token that begins a document, in tokenizers where it differs from the one that ends it.
 pub(crate) const BEGIN: &str = "<|begin_of_sum|>";
-/// Bytes of a file of a tokenizer, at most. The largest that are known have half of it.
+/// The largest file of a tokenizer that is read, in bytes: twice the largest that is known.
 const LARGEST_FILE: u64 = 64 << 20;
-/// Bytes of a word that is learnt from, at most. Learning takes time by the square of a word's length, and no
-/// language has such words.
-const LONGEST_WORD: usize = 256;
-
-/// Characters that a vocabulary is unlikely to have, of every length in bytes.
+/// Characters of every length in bytes that few vocabularies have.
 const STRANGE: &str = "\u{1}\u{ad}語🙂\u{10fffd}";
 
-/// Why there is no tokenizer.
+/// Why a tokenizer cannot be opened, trained or used.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum TokenizerError {
-    /// The system refused.
-    #[error("{path}: {error}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: std::io::Error,
-    },
-    /// Nothing there is one.
+    /// A file cannot be read or written.
+    #[error(transparent)]
+    Path(#[from] PathError),
+    /// No tokenizer is there.
     #[error(
         "{path}: a tokenizer is `bytes`, a tokenizer.json, or a folder with one or with vocab.json and merges.txt"
     )]
     None {
-        /// Where.
+        /// The file or folder.
         path: PathBuf,
     },
-    /// A file that is none.
-    #[error("{path}: not a tokenizer: {error}")]
+    /// A file is not a tokenizer that can be used.
+    #[error("{path}: not a tokenizer: {source}")]
     Bad {
         /// The file.
         path: PathBuf,
-        /// What the library said.
-        error: String,
+        /// What is wrong with it.
+        source: tokenizers::Error,
     },
-    /// No token that ends a document.
+    /// No token ends a document.
     #[error("{path}: no token ends a document: one of {ENDS:?} must be in the vocabulary")]
     NoEnd {
         /// The file.
         path: PathBuf,
     },
-    /// A vocabulary that cannot be learnt.
+    /// A vocabulary of the requested size is impossible.
     #[error(
-        "a vocabulary of {got} tokens cannot be: it has the 256 bytes and the end of a document at least, 2^24 tokens at most"
+        "a vocabulary of {got} tokens is impossible: it needs the 256 bytes and the end of a document, and has at most 2^24 \
+         tokens"
     )]
     Size {
-        /// What was asked for.
+        /// The requested number of tokens.
         got: usize,
     },
     /// A text has a character that a closed vocabulary does not have.
@@ -83,38 +75,29 @@ pub enum TokenizerError {
     Unknown {
         /// The character.
         got: char,
-        /// All that it knows.
+        /// All characters of the vocabulary.
         known: String,
     },
-    /// It was not learnt.
-    #[error("no tokenizer could be learnt from this text: {0}")]
-    Train(String),
-    /// A text that it cannot encode.
+    /// No tokenizer could be trained.
+    #[error("no tokenizer could be trained on this text: {0}")]
+    Train(#[source] tokenizers::Error),
+    /// A text cannot be encoded.
     #[error("the tokenizer cannot encode this text: {0}")]
-    Encode(String),
+    Encode(#[source] tokenizers::Error),
 }
 
-/// What is being done while a tokenizer is learnt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// Words are counted.
-    Words,
-    /// The most frequent pairs of tokens are joined.
-    Pairs,
-}
-
-/// Text to numbers and back.
+/// Converts text to tokens and back.
 #[derive(Clone)]
 pub struct Tokenizer {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<Inner>,
     begin: u32,
     end: u32,
-    /// The characters of a vocabulary that has no others; none if any text can be encoded.
+    /// The characters of a closed vocabulary; none if any text can be encoded.
     characters: Option<Vec<char>>,
     size: usize,
-    /// Whether a token is a byte, for which no library is needed: a hundred times as fast.
+    /// Whether tokens are bytes: encoding without the library is a hundred times as fast.
     plain: bool,
-    /// The file that makes it again.
+    /// The content of its `tokenizer.json`.
     json: String,
 }
 
@@ -130,8 +113,8 @@ impl PartialEq for Tokenizer {
     }
 }
 
-/// Text as bytes, each a letter of its own.
-fn byte_level(bpe: BPE) -> Inner {
+/// A BPE over bytes, each of which the library writes as a letter.
+pub(super) fn byte_level(bpe: BPE) -> Inner {
     let mut inner = Inner::new(bpe);
     let level = ByteLevel::new(false, true, true);
     inner.with_pre_tokenizer(Some(level));
@@ -139,32 +122,13 @@ fn byte_level(bpe: BPE) -> Inner {
     inner
 }
 
-/// The words of a text in letters that stand for bytes. A longer one than [`LONGEST_WORD`] is cut between characters.
-fn words(text: &str) -> tokenizers::Result<Vec<String>> {
-    let mut split = PreTokenizedString::from(text);
-    ByteLevel::new(false, true, true).pre_tokenize(&mut split)?;
-    let mut words = Vec::new();
-    for (letters, (from, to), _) in split.get_splits(OffsetReferential::Original, OffsetType::Byte) {
-        let mut rest = &text[from..to];
-        // A letter stands for a byte.
-        let mut letters = letters.chars();
-        while rest.len() > LONGEST_WORD {
-            let cut = rest.floor_char_boundary(LONGEST_WORD);
-            words.push(letters.by_ref().take(cut).collect());
-            rest = &rest[cut..];
-        }
-        words.push(letters.collect());
-    }
-    Ok(words)
-}
-
 impl Tokenizer {
-    /// By what the command line calls it: `bytes`, or a file or folder.
+    /// Opens the tokenizer that the command line calls `name`: `bytes`, or a file or folder.
     pub fn open(name: &str) -> Result<Self, TokenizerError> {
-        if name == "bytes" { Ok(Self::bytes()) } else { Self::read(Path::new(name)) }
+        if name == BYTES { Ok(Self::bytes()) } else { Self::read(Path::new(name)) }
     }
 
-    /// From a file or folder.
+    /// Reads a file or folder.
     pub(crate) fn read(path: &Path) -> Result<Self, TokenizerError> {
         let [json, vocabulary, merges] = [TOKENIZER_FILE, "vocab.json", "merges.txt"].map(|file| path.join(file));
         if path.is_file() {
@@ -178,14 +142,15 @@ impl Tokenizer {
         }
     }
 
-    /// The 256 bytes, and the end of a document.
+    /// The tokenizer whose vocabulary is the 256 bytes and the end of a document.
     pub fn bytes() -> Self {
-        // A byte that prints stands for itself, the others for the letters from 256 on: GPT-2's table, and the library's.
+        // GPT-2's table, and the library's: printable bytes stand for themselves, the others for the letters from 256
+        // on.
         let mut beyond = (256..).filter_map(char::from_u32);
         let vocabulary: [(String, u32); 256] = std::array::from_fn(|byte| {
             let letter = match byte as u8 {
                 byte @ (b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff) => char::from(byte),
-                _ => beyond.next().expect("there are more"),
+                _ => beyond.next().expect("there are more than 256 letters"),
             };
             (letter.into(), byte as u32)
         });
@@ -194,116 +159,77 @@ impl Tokenizer {
         Self { plain: true, ..Self::with_end(inner) }
     }
 
-    /// Learns a byte-pair encoding: joins the most frequent pair of tokens in `texts` again and again, until there
-    /// are `size` tokens, or no pair is there twice.
-    pub fn learn<S: AsRef<str> + Send>(
-        size: usize,
-        texts: impl Iterator<Item = S> + Send,
-    ) -> Result<Self, TokenizerError> {
-        Self::learn_watched(size, texts, &mut |_| {})
-    }
-
-    /// The same, which says what is being done.
-    pub fn learn_watched<S: AsRef<str> + Send>(
-        size: usize,
-        texts: impl Iterator<Item = S> + Send,
-        watch: &mut dyn FnMut(Stage),
-    ) -> Result<Self, TokenizerError> {
-        if !(257..=MOST_TOKENS).contains(&size) {
-            return Err(TokenizerError::Size { got: size });
-        }
-        let mut trainer = BpeTrainer::builder()
-            .vocab_size(size)
-            .min_frequency(2)
-            .show_progress(false)
-            .special_tokens(vec![AddedToken::from(END, true)])
-            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
-            .build();
-        let wrong = |error: tokenizers::Error| TokenizerError::Train(error.to_string());
-        watch(Stage::Words);
-        trainer.feed(texts, words).map_err(wrong)?;
-        watch(Stage::Pairs);
-        let mut bpe = BPE::default();
-        trainer.train(&mut bpe).map_err(wrong)?;
-        Ok(Self::with_end(byte_level(bpe)))
-    }
-
-    fn with_end(mut inner: Inner) -> Self {
-        inner.add_special_tokens([AddedToken::from(END, true)]).expect("one token more");
-        Self::new(inner, Path::new(TOKENIZER_FILE)).expect("it has an end")
+    pub(super) fn with_end(mut inner: Inner) -> Self {
+        inner.add_special_tokens([AddedToken::from(END, true)]).expect("a token can be added");
+        Self::new(inner, Path::new(TOKENIZER_FILE)).expect("it has a token that ends documents")
     }
 
     fn gpt2(vocabulary: &Path, merges: &Path) -> Result<Self, TokenizerError> {
-        let bad = |error: String| TokenizerError::Bad { path: vocabulary.into(), error };
-        let read = |path: &Path| {
-            read_regular(path, LARGEST_FILE).map_err(|error| TokenizerError::Io { path: path.into(), error })
-        };
-        check_vocabulary(&read(vocabulary)?).map_err(bad)?;
-        read(merges)?;
+        let bad = |source| TokenizerError::Bad { path: vocabulary.into(), source };
+        check_vocabulary(&read_file(vocabulary, LARGEST_FILE)?).map_err(|what| bad(what.into()))?;
+        // The library reads both files again, by their paths; this refuses what is too large or not a file.
+        read_file(merges, LARGEST_FILE)?;
         let (Some(v), Some(m)) = (vocabulary.to_str(), merges.to_str()) else {
-            return Err(bad("its path is no UTF-8, as the library needs it; rename the folder".into()));
+            return Err(bad("its path is not UTF-8, which the library needs; rename the folder".into()));
         };
-        let bpe = BPE::from_file(v, m).build().map_err(|error| bad(error.to_string()))?;
+        let bpe = BPE::from_file(v, m).build().map_err(bad)?;
         Self::new(byte_level(bpe), vocabulary)
     }
 
     fn file(path: &Path) -> Result<Self, TokenizerError> {
-        let bytes =
-            read_regular(path, LARGEST_FILE).map_err(|error| TokenizerError::Io { path: path.into(), error })?;
-        let bad = |error: String| TokenizerError::Bad { path: path.into(), error };
-        check_tokenizer(&bytes).map_err(bad)?;
-        let read = Self::new(Inner::from_bytes(bytes).map_err(|error| bad(error.to_string()))?, path)?;
+        let bytes = read_file(path, LARGEST_FILE)?;
+        let bad = |source| TokenizerError::Bad { path: path.into(), source };
+        check_tokenizer(&bytes).map_err(|what| bad(what.into()))?;
+        let read = Self::new(Inner::from_bytes(bytes).map_err(bad)?, path)?;
         let bytes = Self::bytes();
         Ok(if read == bytes { bytes } else { read })
     }
 
-    /// From the text of a `tokenizer.json`.
+    /// Parses the text of a `tokenizer.json`.
     pub(crate) fn from_json(json: &str) -> Result<Self, TokenizerError> {
         let path = Path::new(TOKENIZER_FILE);
-        let inner = json.parse::<Inner>();
-        Self::new(
-            inner.map_err(|error| TokenizerError::Bad { path: path.into(), error: error.to_string() })?,
-            path,
-        )
+        let inner = json.parse().map_err(|source| TokenizerError::Bad { path: path.into(), source })?;
+        Self::new(inner, path)
     }
 
-    fn new(mut inner: Inner, path: &Path) -> Result<Self, TokenizerError> {
-        let bad = |error: String| TokenizerError::Bad { path: path.into(), error };
+    pub(super) fn new(mut inner: Inner, path: &Path) -> Result<Self, TokenizerError> {
+        let bad = |source| TokenizerError::Bad { path: path.into(), source };
         let Some(end) = ENDS.iter().find_map(|token| inner.token_to_id(token)) else {
             return Err(TokenizerError::NoEnd { path: path.into() });
         };
-        // What a text says is text, also where it spells a special token; lengths are ours to choose.
+        // A text that spells out a special token is encoded as text; lengths are chosen by the caller.
         inner.set_encode_special_tokens(true);
         inner.with_padding(None);
-        inner.with_truncation(None).map_err(|error| bad(error.to_string()))?;
+        inner.with_truncation(None).map_err(bad)?;
         let begin = inner.token_to_id(BEGIN).unwrap_or(end);
-        // One that does not know a character must have a token for that, or be a closed vocabulary of characters.
+        // Unless its vocabulary is closed, it must have a token for unknown characters.
         let characters = characters(&inner, [begin, end]);
         if characters.is_none() {
             let strange = inner.encode_fast(STRANGE, false);
-            let strange = strange.map_err(|error| bad(format!("it cannot take any text: {error}")))?;
+            let strange =
+                strange.map_err(|error| bad(format!("it cannot encode arbitrary text: {error}").into()))?;
             if strange.get_ids().is_empty() {
-                return Err(bad("it leaves out what it does not know".into()));
+                return Err(bad("it leaves out characters that it does not know".into()));
             }
         }
-        // Numbers may have gaps: the largest decides.
+        // Numbers may have gaps, so that the largest counts.
         let size = inner.get_vocab(true).into_values().max().map_or(0, |most| most as usize + 1);
-        let json = inner.to_string(false).map_err(|error| bad(error.to_string()))?;
+        let json = inner.to_string(false).map_err(bad)?;
         Ok(Self { inner: Arc::new(inner), begin, end, characters, size, plain: false, json })
     }
 
-    /// The token that begins a document: the one that ends it, unless the vocabulary has another for this.
+    /// The token that begins a document. In most vocabularies it is the one that ends it.
     pub fn begin(&self) -> u32 {
         self.begin
     }
 
-    /// The same as it is spelt in the vocabulary.
+    /// The token that begins a document, as it is spelt in the vocabulary.
     pub fn begin_text(&self) -> String {
         self.inner.id_to_token(self.begin).expect("it is in the vocabulary")
     }
 
-    /// What tells its tokens from those of others: a hash of the vocabulary and of how tokens are joined. Another
-    /// program that saves a tokenizer again may write the rest of its file otherwise.
+    /// A hash of the vocabulary and of the merges. Unlike [`Tokenizer::fingerprint`], it stays the same when another
+    /// program saves the tokenizer and writes the rest of its file differently.
     pub fn vocabulary_fingerprint(&self) -> String {
         let file: serde_json::Value = serde_json::from_str(&self.json).expect("the library wrote it");
         let mut tokens: Vec<(u32, String)> =
@@ -313,42 +239,42 @@ impl Tokenizer {
         hex(&Sha256::digest(all)[..8])
     }
 
-    /// Tokens there are.
+    /// The number of tokens in the vocabulary.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// The token that begins and ends a document.
+    /// The token that ends a document.
     pub fn end(&self) -> u32 {
         self.end
     }
 
-    /// The same as it is spelt in the vocabulary.
+    /// The token that ends a document, as it is spelt in the vocabulary.
     pub fn end_text(&self) -> String {
         self.inner.id_to_token(self.end).expect("it is in the vocabulary")
     }
 
-    /// A token as it is spelt in the vocabulary; none where numbers have a gap.
+    /// A token as it is spelt in the vocabulary; none if no token has this number.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
     }
 
-    /// What tells it from others.
+    /// A hash of the tokenizer's file.
     pub fn fingerprint(&self) -> String {
         hex(&Sha256::digest(&self.json)[..8])
     }
 
-    /// Text to numbers, without a beginning or an end. For short text: a tokenizer that was opened can encode any that
-    /// does not exceed the limits of its regular expressions.
+    /// Encodes short text, without tokens for its beginning and end.
     ///
     /// # Panics
     ///
-    /// If the vocabulary is closed and lacks a character: [`Tokenizer::try_encode`] says which.
+    /// If the vocabulary is closed and lacks a character, or the text exceeds the limits of the tokenizer's regular
+    /// expressions: [`Tokenizer::try_encode`] returns an error instead.
     pub fn encode(&self, text: &str) -> Vec<u32> {
-        self.try_encode(text).expect("it was tried with strange text")
+        self.try_encode(text).expect("the vocabulary has all characters of the text")
     }
 
-    /// The same for text of any length. A character that a closed vocabulary lacks is refused by name.
+    /// Encodes text, without tokens for its beginning and end.
     pub fn try_encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         if self.plain {
             return Ok(text.bytes().map(u32::from).collect());
@@ -359,28 +285,22 @@ impl Tokenizer {
             return Err(TokenizerError::Unknown { got, known: characters.iter().collect() });
         }
         let encoding = self.inner.encode_fast(text, false);
-        Ok(encoding.map_err(|error| TokenizerError::Encode(error.to_string()))?.get_ids().to_vec())
+        Ok(encoding.map_err(TokenizerError::Encode)?.get_ids().to_vec())
     }
 
-    /// Numbers to text. Bytes that are no characters become `�`.
+    /// Decodes tokens. Bytes that are not UTF-8 become `�`.
     pub fn decode(&self, tokens: &[u32]) -> String {
         self.inner.decode(tokens, true).unwrap_or_default()
     }
 
     /// Writes a `tokenizer.json`.
     pub fn save(&self, path: &Path) -> Result<(), TokenizerError> {
-        write_file(path, self.json.as_bytes()).map_err(|error| TokenizerError::Io { path: path.into(), error })
-    }
-
-    /// Text as its tokens come, after the one before: decoders treat a beginning in a way of its own.
-    pub fn stream(&self, before: Option<u32>) -> TextStream<'_> {
-        let tokens: Vec<u32> = before.into_iter().collect();
-        TextStream { tokenizer: self, said: self.decode(&tokens), tokens, waiting: 0 }
+        Ok(write_file(path, self.json.as_bytes())?)
     }
 }
 
-/// The characters of a vocabulary that has a token for each of them, and besides only `special` tokens, none of which
-/// stands for what is unknown. None of any other vocabulary.
+/// The characters of a closed vocabulary: one whose tokens, apart from the `special` ones, are single characters, and
+/// that has no token for unknown characters. None for any other vocabulary.
 fn characters(inner: &Inner, special: [u32; 2]) -> Option<Vec<char>> {
     let mut tokens: Vec<(u32, String)> = inner.get_vocab(true).into_iter().map(|(text, id)| (id, text)).collect();
     tokens.retain(|(id, _)| !special.contains(id));
@@ -393,58 +313,11 @@ fn characters(inner: &Inner, special: [u32; 2]) -> Option<Vec<char>> {
     if inner.encode_fast(STRANGE, false).is_ok_and(|known| !known.get_ids().is_empty()) {
         return None;
     }
-    // Every character must be encoded by itself, also beside its like.
+    // Every character must be encoded by itself, also when it is repeated.
     let (text, ids): (String, Vec<u32>) =
         characters.iter().zip(&tokens).flat_map(|(c, (id, _))| [(*c, *id); 2]).unzip();
     let encoded = inner.encode_fast(text, false).ok()?;
     (!characters.is_empty() && encoded.get_ids() == ids).then_some(characters)
-}
-
-/// Text as its tokens come: characters of several tokens wait for the last of them.
-#[derive(Debug)]
-pub struct TextStream<'a> {
-    tokenizer: &'a Tokenizer,
-    /// The last ones: some that are said, for what decoders do at a beginning, and those that wait.
-    tokens: Vec<u32>,
-    /// What is said of their text.
-    said: String,
-    /// How many of them wait; one that ends a character and begins another is said and waits.
-    waiting: usize,
-}
-
-/// Tokens that a character may wait for: as many as it has bytes, so what waits longer is none.
-const WAIT: usize = 4;
-
-impl TextStream<'_> {
-    /// What the next token adds.
-    pub fn push(&mut self, token: u32) -> String {
-        self.tokens.push(token);
-        self.waiting += 1;
-        let all = self.tokenizer.decode(&self.tokens);
-        if all.ends_with('\u{fffd}') {
-            let whole = all.trim_end_matches('\u{fffd}');
-            let new = whole.strip_prefix(&self.said).unwrap_or_default().to_string();
-            if !new.is_empty() {
-                (self.said, self.waiting) = (whole.into(), 1);
-            }
-            if !new.is_empty() || self.waiting < WAIT {
-                return new;
-            }
-        }
-        let new = all.strip_prefix(&self.said).unwrap_or(&all).to_string();
-        // The last one said stays as the beginning of what is decoded next.
-        self.tokens.drain(..self.tokens.len() - 1);
-        (self.said, self.waiting) = (self.tokenizer.decode(&self.tokens), 0);
-        new
-    }
-
-    /// What still waits.
-    pub fn finish(&mut self) -> String {
-        let (said, all) =
-            (std::mem::take(&mut self.said), self.tokenizer.decode(&std::mem::take(&mut self.tokens)));
-        self.waiting = 0;
-        all.strip_prefix(&said).unwrap_or(&all).to_string()
-    }
 }
 
 #[cfg(test)]
@@ -493,33 +366,6 @@ mod tests {
         assert_ne!(again.fingerprint(), Tokenizer::bytes().fingerprint());
     }
 
-    /// Ordinary words are learnt from as they are; only what is longer than any word is cut, and nothing is lost.
-    #[test]
-    fn long_words_are_cut_between_characters() {
-        assert_eq!(words("Ein Öl").unwrap(), ["Ein", "ĠÃĸl"]);
-        let text = format!("{} end", "é".repeat(300));
-        let words = words(&text).unwrap();
-        assert_eq!(words.iter().map(|word| word.chars().count()).collect::<Vec<_>>(), [256, 256, 88, 4]);
-        assert_eq!(words[0], "Ã©".repeat(128), "never within a character");
-    }
-
-    /// A word of a megabyte takes as long as a megabyte of words: a quadratic cost would exceed any deadline.
-    #[test]
-    fn text_without_spaces_is_learnt_and_encoded() {
-        let mut state = 1u64;
-        let mut letter = || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            char::from(b'a' + (state >> 33) as u8 % 26)
-        };
-        let text: String = (0..1 << 20).map(|_| letter()).collect();
-        let begin = std::time::Instant::now();
-        let tokenizer = Tokenizer::learn(2000, [&text].into_iter()).unwrap();
-        assert_eq!(tokenizer.size(), 2000);
-        let tokens = tokenizer.encode(&text);
-        assert_eq!(tokenizer.decode(&tokens), text);
-        assert!(begin.elapsed().as_secs() < 60, "{:?}", begin.elapsed());
-    }
-
     #[test]
     fn vocabulary_and_merges_make_one() {
         let folder = tempfile::tempdir().unwrap();
@@ -549,50 +395,7 @@ mod tests {
         }
         write("vocab.json", r#"{"a": 0, "b": 1, "ab": 2, "Ġ": 3, "Ġab": 4, "<|endoftext|>": 5}"#);
         let said = open().unwrap_err().to_string();
-        assert!(said.contains("leaves out what it does not know"), "{said}");
-    }
-
-    #[test]
-    fn text_streams_by_characters() {
-        for tokenizer in [Tokenizer::bytes(), learnt()] {
-            let mut stream = tokenizer.stream(None);
-            let mut said = String::new();
-            for token in tokenizer.encode(TEXT) {
-                let new = stream.push(token);
-                assert!(!new.contains('\u{fffd}'), "{new:?} after {said:?}");
-                said += &new;
-            }
-            assert_eq!(said + &stream.finish(), TEXT);
-        }
-        // What never becomes a character does not wait for ever.
-        let bytes = Tokenizer::bytes();
-        let mut stream = bytes.stream(Some(bytes.end()));
-        let said: String =
-            [0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 65].map(|byte| stream.push(byte)).concat();
-        assert!(said.ends_with('A') && said.contains('\u{fffd}'), "{said}");
-    }
-
-    /// A token that ends one character and begins the next: the one is said, the other waits.
-    #[test]
-    fn a_token_of_two_characters_streams() {
-        // The bytes f0 9f 99 82 are one character; 257 is 82 f0.
-        let mut vocabulary: Vec<(String, u32)> = Tokenizer::bytes().inner.get_vocab(true).into_iter().collect();
-        let letter = |byte: u32| vocabulary.iter().find(|(_, id)| *id == byte).unwrap().0.clone();
-        let (first, second) = (letter(0x82), letter(0xf0));
-        vocabulary.push((format!("{first}{second}"), 257));
-        let merges = vec![(first, second)];
-        let vocabulary: [(String, u32); 258] = vocabulary.try_into().unwrap();
-        let bpe = BPE::builder().vocab_and_merges(vocabulary, merges).build().unwrap();
-        let tokenizer = Tokenizer::new(byte_level(bpe), Path::new("test")).unwrap();
-        let mut stream = tokenizer.stream(None);
-        let said = [0xf0, 0x9f, 0x99, 257, 0x9f, 0x99, 257, 0x9f, 0x99, 0x82, 65].map(|token| stream.push(token));
-        assert_eq!(said, ["", "", "", "🙂", "", "", "🙂", "", "", "🙂", "A"]);
-        let mut stream = tokenizer.stream(None);
-        let said = [65, 0xf0, 0x9f, 0x99, 257, 65].map(|token| stream.push(token));
-        assert_eq!(said, ["A", "", "", "", "🙂", "\u{fffd}A"], "what never becomes a character is said as such");
-        let mut stream = tokenizer.stream(None);
-        let said = [0xf0, 0x9f, 0x99, 257].map(|token| stream.push(token)).concat();
-        assert_eq!((said.as_str(), stream.finish().as_str()), ("🙂", "\u{fffd}"));
+        assert!(said.contains("leaves out characters that it does not know"), "{said}");
     }
 
     #[test]
@@ -607,7 +410,7 @@ mod tests {
             "decoder": null, "truncation": null, "padding": null,
             "model": {"type": "WordLevel", "vocab": {"</s>": 0, "a": 1}, "unk_token": "[UNK]"}}"#;
         fs::write(folder.path().join("c.json"), words).unwrap();
-        assert!(said("c.json").contains("cannot take any text"), "{}", said("c.json"));
+        assert!(said("c.json").contains("cannot encode arbitrary text"), "{}", said("c.json"));
         let without = Tokenizer::bytes().json.replace(END, "<|nothing|>");
         fs::write(folder.path().join("b.json"), without).unwrap();
         assert!(said("b.json").contains("no token ends a document"), "{}", said("b.json"));

@@ -1,5 +1,5 @@
-//! What a `tokenizer.json` or `vocab.json` asks for, found out before the library makes anything of it: a single
-//! number in it could ask for any amount of memory.
+//! Checks a `tokenizer.json` or `vocab.json` before the library reads it: a single number in it could ask for any
+//! amount of memory.
 
 use std::fmt;
 
@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use super::growth::{MOST, growth};
 
-/// Tokens of a vocabulary, at most.
+/// The largest number of tokens in a vocabulary.
 pub(super) const MOST_TOKENS: usize = 1 << 24;
-/// Bytes of a token, at most.
+/// The largest number of bytes in a token.
 const LONGEST_TOKEN: usize = 64 << 10;
 
 #[derive(Deserialize)]
@@ -33,7 +33,7 @@ struct Model {
     vocab: Option<Vocabulary>,
 }
 
-/// Refuses a `tokenizer.json` that asks for too much.
+/// Refuses a `tokenizer.json` that exceeds the limits.
 pub(super) fn check_tokenizer(json: &[u8]) -> Result<(), String> {
     let described: Described = serde_json::from_slice(json).map_err(|error| error.to_string())?;
     let mut all = described.model.and_then(|model| model.vocab).unwrap_or_default();
@@ -45,20 +45,20 @@ pub(super) fn check_tokenizer(json: &[u8]) -> Result<(), String> {
         let times = part.as_ref().map_or(1.0, growth);
         if times > MOST {
             return Err(format!(
-                "its {name} can make text {times:.0} times as long, and {MOST} times is the most that is allowed; remove \
-                 the long replacement from it"
+                "its {name} can make text {times:.0} times as long, and at most {MOST} times is allowed; remove the long \
+                 replacement from it"
             ));
         }
     }
     Ok(())
 }
 
-/// The same of a `vocab.json`.
+/// Refuses a `vocab.json` that exceeds the limits.
 pub(super) fn check_vocabulary(json: &[u8]) -> Result<(), String> {
     serde_json::from_slice::<Vocabulary>(json).map_err(|error| error.to_string())?.check()
 }
 
-/// The largest number and the longest token of a vocabulary.
+/// The largest token number and the longest token of a vocabulary.
 #[derive(Default)]
 struct Vocabulary {
     largest: u64,
@@ -66,7 +66,7 @@ struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// What is no number is left to the library to refuse.
+    /// An `id` that is not a number is left for the library to refuse.
     fn add(&mut self, token: &str, id: &Value) {
         self.largest = self.largest.max(id.as_u64().unwrap_or(0));
         self.longest = self.longest.max(token.len());
@@ -76,14 +76,12 @@ impl Vocabulary {
         let Self { largest, longest } = self;
         if *largest >= MOST_TOKENS as u64 {
             return Err(format!(
-                "it has a token with the number {largest}, and numbers up to {} are allowed; number its tokens from 0 on",
+                "it has a token with the number {largest}, and numbers up to {} are allowed; number its tokens from 0",
                 MOST_TOKENS - 1
             ));
         }
         if *longest > LONGEST_TOKEN {
-            return Err(format!(
-                "it has a token of {longest} bytes, and {LONGEST_TOKEN} are the most that is allowed"
-            ));
+            return Err(format!("it has a token of {longest} bytes, and at most {LONGEST_TOKEN} are allowed"));
         }
         Ok(())
     }

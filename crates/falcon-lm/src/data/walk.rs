@@ -1,20 +1,23 @@
-//! The text files of a folder and of the folders in it.
+//! Finds the text files of a folder and its subfolders.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::compressed::plain_name;
-use super::regular::{is_parquet, refused};
-use super::source::{SourceError, at};
+use falcon_base::files::special_kind;
+use falcon_base::{AtPath, PathError};
+use walkdir::WalkDir;
 
-/// Entries of all folders together, at most. Twenty times the books of Project Gutenberg.
-const ENTRIES: usize = 1_000_000;
-/// Folders within folders, at most.
-const DEPTH: usize = 64;
-/// Entries between two questions whether to stop: some milliseconds on a slow disk.
-const TURN: usize = 256;
+use super::compressed::plain_name;
+use super::error::SourceError;
+use super::not_text::is_parquet;
+use crate::monitor::Monitor;
+
+/// Limits of a search: enough for any collection of text, and low enough to notice that `/` was named by mistake.
+const LIMITS: Limits = Limits { entries: 1_000_000, depth: 64 };
+/// Entries that are read between two checks for cancellation: a few milliseconds of work on a slow disk.
+const ENTRIES_PER_CHECK: usize = 256;
 
 /// Whether a file of this name in a folder is read as text.
 pub fn is_text_name(name: &OsStr) -> bool {
@@ -22,97 +25,89 @@ pub fn is_text_name(name: &OsStr) -> bool {
     kind.is_some_and(|kind| ["txt", "md", "jsonl"].iter().any(|known| kind == *known))
 }
 
-/// The text files of a folder by name. Links to folders are followed, and every folder is read once.
-pub(super) fn text_files(root: &Path, go_on: &mut dyn FnMut() -> bool) -> Result<Vec<PathBuf>, SourceError> {
-    let limits = Limits { entries: ENTRIES, depth: DEPTH };
-    let mut walk =
-        Walk { root, limits, go_on, seen: HashSet::new(), entries: 0, files: Vec::new(), parquet: None };
-    // Links wait until all folders under the root are read: what is there under its own name keeps that name.
-    let mut links = Vec::new();
-    walk.folder(root, 0, &mut links)?;
-    while let Some((folder, depth)) = links.pop() {
-        walk.folder(&folder, depth, &mut links)?;
-    }
-    match (walk.files.is_empty(), walk.parquet) {
-        (true, Some(path)) => Err(SourceError::not_text(&path, &[]).expect("by its name")),
-        (true, None) => Err(SourceError::Empty { path: root.into() }),
-        (false, _) => {
-            walk.files.sort();
-            Ok(walk.files)
-        }
-    }
+/// The text files of a folder and its subfolders, sorted by path. Links to folders are followed, and every folder is
+/// read once.
+pub(super) fn text_files(root: &Path, monitor: &mut dyn Monitor) -> Result<Vec<PathBuf>, SourceError> {
+    search(root, LIMITS, monitor)
 }
 
 #[derive(Clone, Copy)]
 struct Limits {
+    /// Total number of entries, over all folders.
     entries: usize,
+    /// How deeply folders may be nested.
     depth: usize,
 }
 
-struct Walk<'a> {
-    root: &'a Path,
-    limits: Limits,
-    go_on: &'a mut dyn FnMut() -> bool,
-    /// Folders that are read, by where they really are.
-    seen: HashSet<PathBuf>,
-    entries: usize,
-    files: Vec<PathBuf>,
-    /// A file that somebody may have taken for text.
-    parquet: Option<PathBuf>,
+fn search(root: &Path, limits: Limits, monitor: &mut dyn Monitor) -> Result<Vec<PathBuf>, SourceError> {
+    let (mut files, mut parquet, mut entries) = (Vec::new(), None, 0);
+    // Canonical paths of the folders that were read.
+    let mut seen = HashSet::new();
+    // Linked folders are read after real ones, so that a folder that is reachable both ways is listed under its real
+    // path.
+    let mut folders = vec![(root.to_path_buf(), 0)];
+    while let Some((folder, depth)) = folders.pop() {
+        if !seen.insert(fs::canonicalize(&folder).at(&folder)?) {
+            continue;
+        }
+        let mut walk = WalkDir::new(&folder).min_depth(1).into_iter();
+        while let Some(entry) = walk.next() {
+            let entry = entry.map_err(|error| unreadable(&folder, error))?;
+            entries += 1;
+            if entries > limits.entries {
+                return Err(SourceError::Many { path: root.into(), limit: limits.entries });
+            }
+            if entries.is_multiple_of(ENTRIES_PER_CHECK) {
+                monitor.check()?;
+            }
+            let (path, depth) = (entry.path(), depth + entry.depth());
+            if entry.file_type().is_dir() || path.is_dir() {
+                if depth > limits.depth {
+                    return Err(SourceError::Deep { path: path.into(), limit: limits.depth });
+                }
+                if entry.path_is_symlink() {
+                    folders.push((path.into(), depth));
+                } else if !seen.insert(fs::canonicalize(path).at(path)?) {
+                    walk.skip_current_dir();
+                }
+            } else if is_text_name(entry.file_name()) {
+                // A broken link is reported when it is read.
+                if let Some(kind) = path.metadata().ok().and_then(|found| special_kind(found.file_type())) {
+                    return Err(SourceError::Special { path: path.into(), kind });
+                }
+                files.push(path.to_path_buf());
+            } else if is_parquet(path) {
+                parquet.get_or_insert_with(|| path.to_path_buf());
+            }
+        }
+    }
+    match (files.is_empty(), parquet) {
+        (true, Some(path)) => Err(SourceError::not_text(&path, &path, &[]).expect("its name shows it")),
+        (true, None) => Err(SourceError::Empty { path: root.into() }),
+        (false, _) => {
+            files.sort();
+            Ok(files)
+        }
+    }
 }
 
-impl Walk<'_> {
-    fn folder(
-        &mut self,
-        folder: &Path,
-        depth: usize,
-        links: &mut Vec<(PathBuf, usize)>,
-    ) -> Result<(), SourceError> {
-        if depth > self.limits.depth {
-            return Err(SourceError::Deep { path: folder.into(), limit: self.limits.depth });
-        }
-        if !self.seen.insert(fs::canonicalize(folder).map_err(|error| at(folder, error))?) {
-            return Ok(());
-        }
-        for entry in fs::read_dir(folder).map_err(|error| at(folder, error))? {
-            self.entries += 1;
-            if self.entries > self.limits.entries {
-                return Err(SourceError::Many { path: self.root.into(), limit: self.limits.entries });
-            }
-            if self.entries.is_multiple_of(TURN) && !(self.go_on)() {
-                return Err(SourceError::Interrupted);
-            }
-            let entry = entry.map_err(|error| at(folder, error))?;
-            let (path, kind) = (entry.path(), entry.file_type().map_err(|error| at(folder, error))?);
-            if kind.is_dir() {
-                self.folder(&path, depth + 1, links)?;
-            } else if path.is_dir() {
-                links.push((path, depth + 1));
-            } else if is_text_name(&entry.file_name()) {
-                // What a broken link leads to is said when it is read.
-                if let Some(kind) = path.metadata().ok().and_then(|found| refused(found.file_type())) {
-                    return Err(SourceError::Special { path, kind });
-                }
-                self.files.push(path);
-            } else if is_parquet(&path) {
-                self.parquet.get_or_insert(path);
-            }
-        }
-        Ok(())
-    }
+fn unreadable(folder: &Path, error: walkdir::Error) -> PathError {
+    let path = error.path().unwrap_or(folder).to_path_buf();
+    PathError::new(path, error.into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::monitor::from_fn;
 
     fn names(root: &Path) -> Vec<String> {
-        let files = text_files(root, &mut || true).unwrap();
+        let files = text_files(root, &mut ()).unwrap();
         files.iter().map(|path| path.strip_prefix(root).unwrap().display().to_string()).collect()
     }
 
     #[test]
-    fn folders_are_read_by_name() {
+    fn text_files_are_found_and_sorted_by_path() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("b")).unwrap();
         for name in ["c.txt", "a.md", "b/x.txt", "picture.png", "d.jsonl.zst"] {
@@ -140,27 +135,24 @@ mod tests {
     fn a_walk_has_limits_and_can_be_stopped() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("a/b/c")).unwrap();
-        (0..TURN).for_each(|i| fs::write(folder.path().join(format!("{i}.txt")), "x").unwrap());
-        let walk = |entries, depth, go_on: &mut dyn FnMut() -> bool| {
-            let (limits, seen) = (Limits { entries, depth }, HashSet::new());
-            let root = folder.path();
-            Walk { root, limits, go_on, seen, entries: 0, files: Vec::new(), parquet: None }
-                .folder(root, 0, &mut Vec::new())
-                .map_err(|error| error.to_string())
+        (0..ENTRIES_PER_CHECK).for_each(|i| fs::write(folder.path().join(format!("{i}.txt")), "x").unwrap());
+        let all = ENTRIES_PER_CHECK + 3;
+        let walk = |entries, depth, monitor: &mut dyn Monitor| {
+            search(folder.path(), Limits { entries, depth }, monitor).map_err(|error| error.to_string())
         };
-        assert_eq!(walk(TURN + 3, 3, &mut || true), Ok(()));
-        let said = walk(TURN + 2, 3, &mut || true).unwrap_err();
+        assert_eq!(walk(all, 3, &mut ()).map(|files| files.len()), Ok(ENTRIES_PER_CHECK));
+        let said = walk(all - 1, 3, &mut ()).unwrap_err();
         assert!(said.contains("more than 258 entries") && said.contains("name a smaller folder"), "{said}");
-        let said = walk(TURN + 3, 2, &mut || true).unwrap_err();
+        let said = walk(all, 2, &mut ()).unwrap_err();
         assert!(said.contains("a/b/c") && said.contains("deeper than 2"), "{said}");
-        assert!(walk(TURN + 3, 3, &mut || false).unwrap_err().contains("interrupted"));
+        assert!(walk(all, 3, &mut from_fn(|_| false)).unwrap_err().contains("cancelled"));
     }
 
     #[test]
-    fn a_folder_of_parquet_says_so() {
+    fn a_folder_of_parquet_files_is_reported_as_such() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("train-00.parquet"), "PAR1").unwrap();
-        let said = text_files(folder.path(), &mut || true).unwrap_err().to_string();
+        let said = text_files(folder.path(), &mut ()).unwrap_err().to_string();
         assert!(said.contains("train-00.parquet") && said.contains(".jsonl"), "{said}");
     }
 }

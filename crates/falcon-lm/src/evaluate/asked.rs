@@ -1,14 +1,15 @@
-//! What an exam asks, told by content, so that answers recorded elsewhere can be recognised.
+//! The content of an exam, by which results recorded elsewhere are recognised.
 
-use super::choices::fingerprint;
-use super::measure::Exam;
-use super::{BenchmarkResult, OnProgress, TextResult};
-use crate::data::{CacheError, Tokenizer, Tokens, cache_folder};
+use super::choices::BenchmarkResult;
+use super::measure::{Exam, TextResult};
+use super::questions::RequestError;
+use crate::data::{CacheError, Tokenizer, cache_folder};
+use crate::monitor::Monitor;
 
-/// Everything that an exam asks.
+/// The fingerprints of everything that an exam asks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Asked {
-    /// The content of each text, as tokens.
+    /// The fingerprint of each text, as tokens.
     texts: Vec<String>,
     window: Option<u32>,
     benchmarks: Vec<AskedBenchmark>,
@@ -22,40 +23,38 @@ struct AskedBenchmark {
 }
 
 impl Exam {
-    /// Everything that is asked of a model with this tokenizer. None if `progress` said to stop.
-    pub fn asked(
-        &self,
-        tokenizer: &Tokenizer,
-        progress: &mut OnProgress<'_>,
-    ) -> Result<Option<Asked>, CacheError> {
+    /// Everything that is asked of a model with this tokenizer. None if it was cancelled.
+    pub fn asked(&self, tokenizer: &Tokenizer, monitor: &mut dyn Monitor) -> Result<Option<Asked>, CacheError> {
+        match self.fingerprints(tokenizer, monitor) {
+            Err(CacheError::Cancelled(_)) => Ok(None),
+            asked => asked.map(Some),
+        }
+    }
+
+    fn fingerprints(&self, tokenizer: &Tokenizer, monitor: &mut dyn Monitor) -> Result<Asked, CacheError> {
         let mut asked = Asked { texts: Vec::new(), window: self.window, benchmarks: Vec::new() };
         for text in &self.texts {
-            let name = text.path.display().to_string();
-            let source = text.source(&mut || progress(&name, 0, 0))?;
-            let opened = Tokens::open(&source, tokenizer, &cache_folder()?, self.check, &mut |bytes| {
-                progress(&format!("{name}: {} MiB made into tokens", bytes >> 20), 0, 0)
-            });
-            match opened {
-                Err(CacheError::Interrupted) => return Ok(None),
-                opened => asked.texts.push(opened?.fingerprint().to_string()),
-            }
+            let tokens = text.tokens(tokenizer, &cache_folder()?, self.check, monitor)?;
+            asked.texts.push(tokens.fingerprint().to_string());
         }
         for (questions, all_shots) in &self.questions {
             for &shots in all_shots {
                 let name = questions.benchmark.name;
-                let (title, all) = (format!("{name}, {shots}-shot"), questions.asked.len());
-                let requests = questions.requests(tokenizer, shots, &mut |done| progress(&title, done, all))?;
-                let Some(requests) = requests else { return Ok(None) };
-                let fingerprint = fingerprint(&questions.asked, &requests);
+                monitor.stage(&format!("{name}, {shots}-shot"));
+                let requests = questions.requests(tokenizer, shots, monitor).map_err(|error| match error {
+                    RequestError::Tokenizer(error) => CacheError::from(error),
+                    RequestError::Cancelled(cancelled) => cancelled.into(),
+                })?;
+                let fingerprint = questions.fingerprint(&requests);
                 asked.benchmarks.push(AskedBenchmark { name, shots, fingerprint });
             }
         }
-        Ok(Some(asked))
+        Ok(asked)
     }
 }
 
 impl Asked {
-    /// The answers to all that is asked, in order, if there are answers to all of it.
+    /// Finds the results for everything that is asked, in order. None if any is missing.
     pub fn answers(
         &self,
         texts: &[TextResult],
@@ -80,16 +79,17 @@ impl Asked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::evaluate::{ExamText, TextScore};
+    use crate::evaluate::measure::ExamText;
+    use crate::scores::TextScore;
 
     #[test]
-    fn a_text_is_known_by_its_content_and_window() {
+    fn a_text_is_recognised_by_its_content_and_window() {
         let folder = tempfile::tempdir().unwrap();
         let exam = |name: &str, text: &str, window| {
             let path = folder.path().join(name);
             std::fs::write(&path, text).unwrap();
             let exam = Exam::new(vec![ExamText { path, detokenizer: None }], window);
-            exam.asked(&Tokenizer::bytes(), &mut |_, _, _| true).unwrap().unwrap()
+            exam.asked(&Tokenizer::bytes(), &mut ()).unwrap().unwrap()
         };
         let asked = exam("a.txt", "rain on the hill", Some(4));
         let known = [TextResult {

@@ -1,70 +1,72 @@
-//! How likely a text is after another.
+//! The likelihood of a text after another.
 
 use burn::tensor::Tensor;
 use falcon_nn::{Model, Sequences};
 
-use super::{ids, predict, tokens_per_call, whole_numbers};
 use crate::data::{Tokenizer, TokenizerError};
+use crate::monitor::{Cancelled, Monitor};
+use crate::predict::{predict, select_rows, tokens_per_call};
 
-/// What is asked: the likelihood of a continuation.
+/// A request for the likelihood of a continuation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What comes before; not empty.
+    /// The tokens before it; not empty.
     pub context: Vec<u32>,
-    /// What is scored; not empty.
+    /// The tokens that are scored; not empty.
     pub continuation: Vec<u32>,
 }
 
-/// What is answered.
+/// The answer to a [`Request`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Likelihood {
     /// The logarithm of the continuation's probability, in nats.
     pub log: f64,
-    /// Whether each of its tokens is the likeliest.
+    /// Whether each of its tokens is the most likely one.
     pub greedy: bool,
 }
 
 impl Request {
-    /// Of texts, as lm-evaluation-harness divides them: spaces at the end of a context belong to what comes after, both are made into tokens
-    /// together, and an empty context is the beginning of a document.
+    /// Encodes texts as lm-evaluation-harness does: spaces at the end of the context belong to the continuation, both
+    /// are encoded together, and an empty context is the beginning of a document.
     pub fn new(tokenizer: &Tokenizer, context: &str, continuation: &str) -> Result<Self, TokenizerError> {
         let trimmed = context.trim_end();
         let continuation = format!("{}{continuation}", &context[trimmed.len()..]);
         if trimmed.is_empty() {
-            return Ok(Self::of(tokenizer, Vec::new(), tokenizer.try_encode(&continuation)?));
+            return Ok(Self::non_empty(tokenizer, Vec::new(), tokenizer.try_encode(&continuation)?));
         }
         let (context, mut whole) =
             (tokenizer.try_encode(trimmed)?, tokenizer.try_encode(&format!("{trimmed}{continuation}"))?);
-        // A tokenizer may join the two; what is scored is never nothing.
+        // A tokenizer may join the end of the context with the continuation, of which at least one token must be left.
         let cut = context.len().min(whole.len().saturating_sub(1));
         let continuation = whole.split_off(cut);
-        Ok(Self::of(tokenizer, context, continuation))
+        Ok(Self::non_empty(tokenizer, context, continuation))
     }
 
-    /// A tokenizer may make nothing of a text, such as of control characters; for the model it is then the end of a document.
-    fn of(tokenizer: &Tokenizer, context: Vec<u32>, continuation: Vec<u32>) -> Self {
+    /// Replaces what is empty by the token that begins a document: a tokenizer may drop a text, such as control
+    /// characters.
+    fn non_empty(tokenizer: &Tokenizer, context: Vec<u32>, continuation: Vec<u32>) -> Self {
         let [context, continuation] =
             [context, continuation].map(|tokens| if tokens.is_empty() { vec![tokenizer.begin()] } else { tokens });
         Self { context, continuation }
     }
 }
 
-/// Sequences side by side, at most; more if one context alone has more requests.
+/// The most sequences in one call, unless a single context has more requests.
 const SEQUENCES: usize = 256;
 
-/// The likelihoods of `requests`. A context that several have is read once. `progress` is told how many are done,
-/// and may say to stop by false. It is asked again and again while a long context is read.
+/// The likelihoods of `requests`. A context that several requests share is read once. `monitor` is told the number of
+/// requests done, also while a long context is read, so that this can be cancelled.
 pub(super) fn likelihoods(
     model: &Model,
     requests: &[Request],
-    progress: &mut dyn FnMut(usize) -> bool,
-) -> Option<Vec<Likelihood>> {
+    monitor: &mut dyn Monitor,
+) -> Result<Vec<Likelihood>, Cancelled> {
     let mut answers = vec![Likelihood { log: 0.0, greedy: true }; requests.len()];
-    // Requests of one context come together.
+    // Group requests by context.
     let mut order: Vec<usize> = (0..requests.len()).collect();
     order.sort_by(|a, b| requests[*a].context.cmp(&requests[*b].context));
     let mut groups: Vec<&[usize]> = order.chunk_by(|a, b| requests[*a].context == requests[*b].context).collect();
-    // By length, so that those of one call have about the same.
+    // Sort groups by length, so that the contexts of one call have similar lengths.
     groups.sort_by_key(|group| requests[group[0]].context.len());
     let most = tokens_per_call(model);
     let mut done = 0;
@@ -80,78 +82,74 @@ pub(super) fn likelihoods(
             count += 1;
         }
         let batch: Vec<&[usize]> = groups.drain(..count).collect();
-        if !score(model, requests, &batch, &mut answers, &mut || progress(done)) {
-            return None;
-        }
+        score(model, requests, &batch, &mut answers, &mut || monitor.report(done, Some(requests.len())))?;
         done += batch.iter().map(|group| group.len()).sum::<usize>();
-        if !progress(done) {
-            return None;
-        }
+        monitor.report(done, Some(requests.len()))?;
     }
-    Some(answers)
+    Ok(answers)
 }
 
-/// False if `going` said to stop by false, which is asked after every piece of a context that is too long for one call.
+/// Scores the requests of some groups in one call. `check` is called after every piece of a context that is too long
+/// for one call, and may cancel.
 fn score(
     model: &Model,
     requests: &[Request],
     groups: &[&[usize]],
     answers: &mut [Likelihood],
-    going: &mut dyn FnMut() -> bool,
-) -> bool {
-    let device = model.device();
+    check: &mut dyn FnMut() -> Result<(), Cancelled>,
+) -> Result<(), Cancelled> {
     let mut contexts: Vec<&[u32]> = groups.iter().map(|group| requests[group[0]].context.as_slice()).collect();
     let mut state = model.state(groups.len());
     let most = tokens_per_call(model);
     if let [context] = &mut contexts[..] {
         while context.len() > most {
             let (piece, rest) = context.split_at(most);
-            model.hidden(ids(piece, &device), &Sequences::uniform(1, most), &mut state);
+            model.hidden(piece, &Sequences::uniform(1, most), &mut state);
             *context = rest;
-            if !going() {
-                return false;
-            }
+            check()?;
         }
     }
     let lengths: Vec<usize> = contexts.iter().map(|context| context.len()).collect();
     let sequences = Sequences::packed(&lengths);
-    let read = model.hidden(ids(&contexts.concat(), &device), &sequences, &mut state);
-    // The first token of a continuation follows its context, the others each other.
-    let ends: Vec<i32> = sequences.offsets()[1..].iter().map(|end| *end as i32 - 1).collect();
+    let read = model.hidden(&contexts.concat(), &sequences, &mut state);
+    // The first token of a continuation is predicted from the end of its context, the others from the token before.
+    let ends: Vec<usize> = sequences.offsets()[1..].iter().map(|end| end - 1).collect();
     let flat: Vec<(usize, usize)> =
         groups.iter().enumerate().flat_map(|(group, members)| members.iter().map(move |i| (group, *i))).collect();
-    let first: Vec<i32> = flat.iter().map(|(group, _)| ends[*group]).collect();
-    let mut hidden = vec![read.select(0, whole_numbers(first, &device))];
-    let mut targets: Vec<i64> = flat.iter().map(|(_, i)| i64::from(requests[*i].continuation[0])).collect();
+    let first: Vec<usize> = flat.iter().map(|(group, _)| ends[*group]).collect();
+    let mut hidden = vec![select_rows(read, &first)];
+    let mut targets: Vec<Option<u32>> = flat.iter().map(|(_, i)| Some(requests[*i].continuation[0])).collect();
     let mut owners: Vec<usize> = flat.iter().map(|(_, i)| *i).collect();
     let long: Vec<&(usize, usize)> = flat.iter().filter(|(_, i)| requests[*i].continuation.len() > 1).collect();
     if !long.is_empty() {
         let picks: Vec<usize> = long.iter().map(|(group, _)| *group).collect();
         let mut state = model.select(&state, &picks);
-        let of = |i: usize| &requests[i].continuation;
-        let tokens: Vec<u32> = long.iter().flat_map(|(_, i)| &of(*i)[..of(*i).len() - 1]).copied().collect();
-        let lengths: Vec<usize> = long.iter().map(|(_, i)| of(*i).len() - 1).collect();
-        hidden.push(model.hidden(ids(&tokens, &device), &Sequences::packed(&lengths), &mut state));
+        let continuation = |i: usize| &requests[i].continuation;
+        let read = |i: usize| &continuation(i)[..continuation(i).len() - 1];
+        let tokens: Vec<u32> = long.iter().flat_map(|(_, i)| read(*i)).copied().collect();
+        let lengths: Vec<usize> = long.iter().map(|(_, i)| read(*i).len()).collect();
+        hidden.push(model.hidden(&tokens, &Sequences::packed(&lengths), &mut state));
         for (_, i) in long {
-            targets.extend(of(*i)[1..].iter().map(|token| i64::from(*token)));
-            owners.extend(vec![*i; of(*i).len() - 1]);
+            targets.extend(continuation(*i)[1..].iter().copied().map(Some));
+            owners.extend(vec![*i; read(*i).len()]);
         }
     }
-    let said = predict(model, Tensor::cat(hidden, 0), &targets);
-    for (owner, prediction) in owners.into_iter().zip(said) {
+    let predictions = predict(model, Tensor::cat(hidden, 0), &targets);
+    for (owner, prediction) in owners.into_iter().zip(predictions) {
         let prediction = prediction.expect("every row has a target");
         answers[owner].log -= prediction.loss;
         answers[owner].greedy &= prediction.right;
     }
-    true
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use burn::tensor::Device;
-    use falcon_nn::{IGNORED, ModelConfig, predictions};
+    use falcon_nn::{ModelConfig, predictions};
 
     use super::*;
+    use crate::monitor::from_fn;
 
     #[test]
     fn texts_are_divided_as_the_harness_does() {
@@ -163,7 +161,7 @@ mod tests {
         assert_eq!((request.context, request.continuation), (vec![256], of(" yes")));
     }
 
-    /// Shared contexts and batches change nothing: each request by itself, in one piece.
+    /// Sharing contexts and batching give the result of each request by itself, in one piece.
     #[test]
     fn sharing_changes_nothing() {
         for preset in ["falcon-3a.3", "transformer", "mamba2"] {
@@ -178,32 +176,31 @@ mod tests {
                 }
             }
             let mut seen = 0;
-            let got = likelihoods(&model, &requests, &mut |done| {
+            let mut watch = from_fn(|done| {
                 seen = done;
                 true
             });
+            let got = likelihoods(&model, &requests, &mut watch);
+            drop(watch);
             assert_eq!(seen, requests.len());
             for (request, got) in requests.iter().zip(got.unwrap()) {
                 let all = [request.context.clone(), request.continuation.clone()].concat();
-                let logits = model.forward(ids(&all[..all.len() - 1], &model.device()).unsqueeze());
+                let read = &all[..all.len() - 1];
+                let logits = model.run(read, &Sequences::uniform(1, read.len()), &mut model.state(1));
                 let asked = request.context.len() - 1;
-                let targets: Vec<i64> = all[1..]
-                    .iter()
-                    .enumerate()
-                    .map(|(i, token)| if i < asked { IGNORED } else { i64::from(*token) })
-                    .collect();
-                let said = predictions(logits.squeeze_dim(0), &targets);
+                let targets = all[1..].iter().enumerate().map(|(i, token)| (i >= asked).then_some(*token));
+                let said = predictions(logits, &targets.collect::<Vec<_>>());
                 let (log, greedy) =
                     said.iter().flatten().fold((0.0, true), |(log, greedy), p| (log - p.loss, greedy && p.right));
                 assert!((got.log - log).abs() < 1e-4 * log.abs().max(1.0), "{preset}: {} and {log}", got.log);
                 assert_eq!(got.greedy, greedy);
             }
-            assert!(likelihoods(&model, &requests, &mut |_| false).is_none());
+            assert!(likelihoods(&model, &requests, &mut from_fn(|_| false)).is_err());
         }
     }
 
-    /// A context that is too long for one call is read piece by piece, which changes nothing, and can be stopped
-    /// within.
+    /// A context that is too long for one call is read in pieces, which gives the same result and can be cancelled in
+    /// between.
     #[test]
     fn long_contexts_are_read_in_pieces() {
         let model = ModelConfig::preset("falcon-3a.3", "micro", 20).unwrap().init(3, &Device::flex()).unwrap();
@@ -212,19 +209,21 @@ mod tests {
         let requests =
             [[1, 2], [3, 4]].map(|end| Request { context: context.clone(), continuation: end.to_vec() });
         let mut asked = 0;
-        let got = likelihoods(&model, &requests, &mut |_| {
+        let mut watch = from_fn(|_| {
             asked += 1;
             true
         });
+        let got = likelihoods(&model, &requests, &mut watch);
+        drop(watch);
         assert_eq!(asked, 3, "after two pieces and at the end");
         let mut state = model.state(1);
-        let read = model.run(ids(&context, &model.device()), &Sequences::uniform(1, context.len()), &mut state);
+        let read = model.run(&context, &Sequences::uniform(1, context.len()), &mut state);
         let last = read.slice_dim(0, context.len() - 1..context.len());
-        let first = predictions(last, &[1])[0].as_ref().unwrap().loss;
-        let second = model.run(ids(&[1], &model.device()), &Sequences::uniform(1, 1), &mut state);
-        let log = -first - predictions(second, &[2])[0].as_ref().unwrap().loss;
+        let first = predictions(last, &[Some(1)])[0].as_ref().unwrap().loss;
+        let second = model.run(&[1], &Sequences::uniform(1, 1), &mut state);
+        let log = -first - predictions(second, &[Some(2)])[0].as_ref().unwrap().loss;
         let got = got.unwrap()[0].log;
         assert!((got - log).abs() < 1e-4 * log.abs(), "{got} {log}");
-        assert!(likelihoods(&model, &requests, &mut |_| false).is_none());
+        assert!(likelihoods(&model, &requests, &mut from_fn(|_| false)).is_err());
     }
 }

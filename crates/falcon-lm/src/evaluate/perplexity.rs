@@ -1,31 +1,33 @@
-//! How well a model foretells text.
+//! How well a model predicts text.
 
 use std::ops::Range;
 
-use falcon_nn::{IGNORED, Model, ModelState, Sequences};
-use serde::{Deserialize, Serialize};
+use falcon_nn::{Model, ModelState, Sequences};
 
-use super::{ids, predict, tokens_per_call};
 use crate::data::{Tokens, Totals};
+use crate::monitor::{Cancelled, Monitor};
+use crate::predict::{predict, tokens_per_call};
+use crate::scores::TextScore;
 
 /// How text is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
     /// Every document from beginning to end, with the state carried all the way.
     Whole,
-    /// In windows of so many tokens, each as if nothing came before.
+    /// In windows of this many tokens, each from a fresh state.
     Windows(usize),
-    /// The same, but the last window of a document reaches back to be as long as the others, as
-    /// lm-evaluation-harness has it. What it shares with the one before is read again and not counted again.
+    /// The same, but the last window of a document starts early enough to be as long as the others, as
+    /// lm-evaluation-harness has it. The tokens that it shares with the window before are read again, but not counted
+    /// again.
     FullWindows(usize),
 }
 
-/// Tokens that are read from a fresh state, each to foretell the next.
+/// Consecutive tokens that are read from a fresh state, each to predict the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Stretch {
-    /// Which.
+    /// The tokens that are read.
     read: Range<usize>,
-    /// The first whose foretelling counts.
+    /// The first of them whose prediction counts.
     counted: usize,
 }
 
@@ -34,61 +36,26 @@ impl Stretch {
         self.read.len()
     }
 
-    /// Tokens whose foretelling counts.
+    /// The number of tokens whose predictions count.
     fn counts(&self) -> usize {
         self.read.end - self.counted.clamp(self.read.start, self.read.end)
     }
 }
 
-/// What text costs a model.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TextScore {
-    /// The negative log-likelihood of all tokens foretold.
-    pub nats: f64,
-    /// Tokens foretold: all of the text.
-    pub tokens: usize,
-    /// Bytes of the text.
-    pub bytes: usize,
-    /// Its words: what white space divides.
-    pub words: usize,
-}
-
-impl TextScore {
-    /// `e^(nats / token)`.
-    pub fn token_perplexity(&self) -> f64 {
-        (self.nats / self.tokens as f64).exp()
-    }
-
-    /// `e^(nats / byte)`.
-    pub fn byte_perplexity(&self) -> f64 {
-        (self.nats / self.bytes as f64).exp()
-    }
-
-    /// `e^(nats / word)`.
-    pub fn word_perplexity(&self) -> f64 {
-        (self.nats / self.words as f64).exp()
-    }
-
-    /// `log₂` of the byte perplexity.
-    pub fn bits_per_byte(&self) -> f64 {
-        self.nats / self.bytes as f64 / 2f64.ln()
-    }
-}
-
-/// The score of a text. None if `progress`, told the tokens done and all, says to stop by false.
+/// The score of a text. `monitor` is told the number of tokens done.
 pub(super) fn text_score(
     model: &Model,
     text: &Tokens,
     reading: Reading,
-    progress: &mut dyn FnMut(usize, usize) -> bool,
-) -> Option<TextScore> {
+    monitor: &mut dyn Monitor,
+) -> Result<TextScore, Cancelled> {
     let Totals { tokens, documents, bytes, words } = text.totals();
     let all = tokens - documents;
     let most = tokens_per_call(model);
     let (mut nats, mut done) = (0.0, 0);
     let mut stretches = stretches(text, reading).into_iter().peekable();
     while let Some(first) = stretches.next() {
-        // As many as fit into one call; a longer one by itself, piece by piece.
+        // As many stretches as fit into one call; a longer one alone, in pieces.
         let mut together = vec![first];
         let mut size = together[0].len();
         while let Some(next) = stretches.next_if(|next| size + next.len() <= most) {
@@ -99,9 +66,7 @@ pub(super) fn text_score(
         if size <= most {
             nats += cost(model, text, &together, &mut state);
             done += together.iter().map(Stretch::counts).sum::<usize>();
-            if !progress(done, all) {
-                return None;
-            }
+            monitor.report(done, Some(all))?;
             continue;
         }
         let Stretch { read, counted } = together.remove(0);
@@ -109,15 +74,13 @@ pub(super) fn text_score(
             let piece = Stretch { read: start..read.end.min(start + most), counted };
             done += piece.counts();
             nats += cost(model, text, &[piece], &mut state);
-            if !progress(done, all) {
-                return None;
-            }
+            monitor.report(done, Some(all))?;
         }
     }
-    Some(TextScore { nats, tokens: all, bytes, words })
+    Ok(TextScore { nats, tokens: all, bytes, words })
 }
 
-/// All but the last token of every document.
+/// The stretches of a text. The last token of a document is not read, because it predicts nothing.
 fn stretches(text: &Tokens, reading: Reading) -> Vec<Stretch> {
     let starts = text.documents();
     let ends = starts[1..].iter().copied().chain([text.totals().tokens]);
@@ -137,16 +100,16 @@ fn stretches(text: &Tokens, reading: Reading) -> Vec<Stretch> {
     documents.flat_map(cut).collect()
 }
 
-/// What the tokens of stretches cost, side by side, each after its part of `state`.
+/// The negative log-likelihood of stretches that are read side by side, each from its part of `state`.
 fn cost(model: &Model, text: &Tokens, stretches: &[Stretch], state: &mut ModelState) -> f64 {
     let read: Vec<u32> = stretches.iter().flat_map(|stretch| text.get(stretch.read.clone())).collect();
     let targets = stretches.iter().flat_map(|Stretch { read, counted }| {
         let next = text.get(read.start + 1..read.end + 1);
-        read.clone().zip(next).map(|(at, next)| if at < *counted { IGNORED } else { i64::from(next) })
+        read.clone().zip(next).map(|(at, next)| (at >= *counted).then_some(next))
     });
-    let targets: Vec<i64> = targets.collect();
+    let targets: Vec<Option<u32>> = targets.collect();
     let sequences = Sequences::packed(&stretches.iter().map(Stretch::len).collect::<Vec<_>>());
-    let hidden = model.hidden(ids(&read, &model.device()), &sequences, state);
+    let hidden = model.hidden(&read, &sequences, state);
     predict(model, hidden, &targets).iter().flatten().map(|prediction| prediction.loss).sum()
 }
 
@@ -155,17 +118,17 @@ mod tests {
     use burn::tensor::Device;
     use falcon_nn::ModelConfig;
 
-    use super::super::TOKENS;
     use super::*;
     use crate::data::{Check, Source, Tokenizer};
+    use crate::monitor::from_fn;
+    use crate::predict::TOKENS;
 
     fn tokens(texts: &[String]) -> Tokens {
         let folder = tempfile::tempdir().unwrap();
         let lines = texts.iter().map(|text| serde_json::json!({ "text": text }).to_string() + "\n");
         std::fs::write(folder.path().join("a.jsonl"), lines.collect::<String>()).unwrap();
         let source = Source::open(folder.path()).unwrap();
-        Tokens::open(&source, &Tokenizer::bytes(), &folder.path().join("cache"), Check::Sampled, &mut |_| true)
-            .unwrap()
+        Tokens::open(&source, &Tokenizer::bytes(), &folder.path().join("cache"), Check::Sampled, &mut ()).unwrap()
     }
 
     fn letters(count: usize) -> String {
@@ -173,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn every_token_is_foretold_once() {
+    fn every_token_is_predicted_once() {
         let text = tokens(&[letters(5), letters(12), letters(1)]);
         let of = |reading| -> Vec<(Range<usize>, usize)> {
             stretches(&text, reading).into_iter().map(|Stretch { read, counted }| (read, counted)).collect()
@@ -192,13 +155,14 @@ mod tests {
     fn pieces_cost_what_the_whole_costs() {
         let model = ModelConfig::preset("falcon-3a.3", "micro", 257).unwrap().init(3, &Device::flex()).unwrap();
         let text = tokens(&[letters(70), letters(TOKENS + 300), letters(9), letters(2)]);
-        let mut seen = (0, 0);
-        let score = text_score(&model, &text, Reading::Whole, &mut |done, all| {
-            seen = (done, all);
+        let mut seen = 0;
+        let mut watch = from_fn(|done| {
+            seen = done;
             true
-        })
-        .unwrap();
-        assert_eq!(seen, (score.tokens, score.tokens));
+        });
+        let score = text_score(&model, &text, Reading::Whole, &mut watch).unwrap();
+        drop(watch);
+        assert_eq!(seen, score.tokens);
         assert_eq!(score.tokens, score.bytes);
         let one_by_one: f64 = stretches(&text, Reading::Whole)
             .into_iter()
@@ -207,8 +171,8 @@ mod tests {
         assert!((score.nats - one_by_one).abs() < 1e-5 * one_by_one, "{} {one_by_one}", score.nats);
         // The last document by hand: what comes after its beginning and after its first letter.
         let last = text.get(text.documents()[3]..text.totals().tokens);
-        let logits = model.forward(ids(&last[..2], &model.device()).unsqueeze()).squeeze_dim(0);
-        let said = falcon_nn::predictions(logits, &[last[1].into(), last[2].into()]);
+        let logits = model.run(&last[..2], &Sequences::uniform(1, 2), &mut model.state(1));
+        let said = falcon_nn::predictions(logits, &[Some(last[1]), Some(last[2])]);
         let by_hand: f64 = said.iter().flatten().map(|prediction| prediction.loss).sum();
         let read = text.documents()[3]..text.totals().tokens - 1;
         let counted = read.start;
@@ -218,19 +182,21 @@ mod tests {
         let rest = cost(&model, &text, &[Stretch { read, counted: counted + 1 }], &mut model.state(1));
         let expected = said[1].as_ref().unwrap().loss;
         assert!((rest - expected).abs() < 1e-5 * expected, "{rest} {expected}");
-        let windows = text_score(&model, &text, Reading::Windows(16), &mut |_, _| true).unwrap();
+        let windows = text_score(&model, &text, Reading::Windows(16), &mut ()).unwrap();
         assert_eq!(windows.tokens, score.tokens);
         // A last window of more than one call: what it shares with the one before costs nothing.
         let mut seen = 0;
-        let full = text_score(&model, &text, Reading::FullWindows(TOKENS + 100), &mut |done, _| {
+        let mut watch = from_fn(|done| {
             seen = done;
             true
         });
+        let full = text_score(&model, &text, Reading::FullWindows(TOKENS + 100), &mut watch);
+        drop(watch);
         assert_eq!(seen, score.tokens);
         let [long, last] = [TOKENS + 100, 200].map(|count| count as f64);
         let difference = score.nats - full.unwrap().nats;
         assert!(difference.abs() < 0.01 * score.nats * last / (long + last), "{difference} of {}", score.nats);
-        assert!(text_score(&model, &text, Reading::Whole, &mut |_, _| false).is_none());
+        assert!(text_score(&model, &text, Reading::Whole, &mut from_fn(|_| false)).is_err());
     }
 
     #[test]

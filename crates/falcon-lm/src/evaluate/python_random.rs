@@ -1,26 +1,26 @@
-//! Python's `random.Random`, as far as lm-evaluation-harness draws its examples by it: the same seed draws the
-//! same examples here and there.
+//! The parts of Python's `random.Random` with which lm-evaluation-harness draws its examples: the same seed draws the
+//! same examples here.
 
 use std::collections::HashSet;
 
 use rand_mt::Mt;
 
-/// Python's generator: a Mersenne Twister of 32 bits.
+/// Python's generator, the 32-bit Mersenne Twister.
 pub(super) struct PythonRandom(Mt);
 
 impl PythonRandom {
-    /// `random.Random(seed)`: Python seeds the twister by the 32-bit digits of a whole number; a small one has a
-    /// single digit.
+    /// `random.Random(seed)`. Python seeds the twister with the 32-bit digits of an integer; a small one has a single
+    /// digit.
     pub fn new(seed: u32) -> Self {
         Self(Mt::new_with_key([seed]))
     }
 
-    /// A number below `bound`: as many bits as `bound` has, drawn again until they are below it. A bound of 1
-    /// takes bits too, until one is 0.
+    /// A number below `bound`: as many bits as `bound` has, drawn again until the number is below it. A bound of 1
+    /// consumes bits too, until one is 0.
     fn below(&mut self, bound: usize) -> usize {
         let bound = u32::try_from(bound).expect("fewer than 2^32 examples");
         loop {
-            // The upper bits of a number of 32.
+            // The upper bits of a 32-bit number.
             let drawn = self.0.next_u32() >> bound.leading_zeros();
             if drawn < bound {
                 return drawn as usize;
@@ -28,16 +28,16 @@ impl PythonRandom {
         }
     }
 
-    /// `sample(range(population), count)`: different places in the order in which they are drawn.
+    /// `sample(range(population), count)`: distinct numbers in the order in which they are drawn.
     ///
-    /// Python draws from a list of what is left where that list takes less memory than a set of what was drawn;
-    /// otherwise it draws from all again and again until it finds a place that is not in the set. Both consume the
-    /// generator differently, so the estimate of the sizes belongs to the result.
+    /// Python draws from a list of the numbers left if that list takes less memory than a set of the numbers drawn;
+    /// otherwise it draws from all numbers until it finds one that is not in the set. The two consume the generator
+    /// differently, so the estimate of their sizes affects the result.
     pub fn sample(&mut self, population: usize, count: usize) -> Vec<usize> {
         assert!(count <= population, "{count} of {population} cannot be drawn");
         if population <= set_size(count) {
             let mut left: Vec<usize> = (0..population).collect();
-            // The last takes the place of the one drawn.
+            // Python, too, moves the last number to the place of the one drawn.
             return (0..count).map(|_| left.swap_remove(self.below(left.len()))).collect();
         }
         let mut drawn = HashSet::new();
@@ -51,8 +51,8 @@ impl PythonRandom {
     }
 }
 
-/// What Python takes for the size of a set of `count`, in entries of a list: 21, and the table if there are more
-/// than five, whose size is the smallest power of 4 with room for three times as many.
+/// Python's estimate of the size of a set of `count` numbers, in entries of a list: 21, and for more than five
+/// numbers the hash table, whose size is the smallest power of 4 that is at least three times their number.
 fn set_size(count: usize) -> usize {
     let table = std::iter::successors(Some(1), |size| Some(4 * size)).find(|size| *size >= 3 * count);
     21 + table.filter(|_| count > 5).unwrap_or(0)
@@ -70,10 +70,9 @@ mod tests {
         assert_eq!(drawn, [4_150_886_329, 3_342_196_574, 1_892_932_127, 501_869_158]);
     }
 
-    /// Python 3.11: `r.sample(range(population), count)` with `r = random.Random(1234)`, one after the other in
-    /// each series.
+    /// Python 3.11: `r.sample(range(population), count)`, with one `r = random.Random(1234)` for each series.
     #[test]
-    fn samples_are_pythons() {
+    fn samples_equal_those_of_python() {
         let series: [&[(usize, &[usize])]; 4] = [
             &[(2, &[1]), (2, &[0]), (2, &[0, 1]), (1, &[0]), (3, &[2, 0])],
             // A list up to a population of 21, a set above; with six or more, up to 85.
@@ -86,9 +85,9 @@ mod tests {
                 (39905, &[38156, 2288, 5500, 6450, 23241, 15519]),
             ],
         ];
-        for of in series {
+        for samples in series {
             let mut random = PythonRandom::new(1234);
-            for (population, expected) in of {
+            for (population, expected) in samples {
                 assert_eq!(random.sample(*population, expected.len()), *expected, "of {population}");
             }
         }
@@ -104,9 +103,10 @@ mod tests {
         }
     }
 
-    /// The same for many: the first two, the last two and the sum, and what the generator gives after all that.
+    /// The same for large samples: the first two numbers, the last two and the sum, and then the next output of the
+    /// generator.
     #[test]
-    fn large_samples_are_pythons() {
+    fn large_samples_equal_those_of_python() {
         let mut random = PythonRandom::new(1234);
         let expected = [
             (277, 22, [225, 59, 249, 127], 2578),

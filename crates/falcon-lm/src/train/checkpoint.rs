@@ -1,14 +1,14 @@
-//! A run at one step, on disk: the model, what AdamW remembers, and where the run stands.
+//! Checkpoints: the model, the optimizer's moments and the progress of a run after some step.
 //!
 //! ```text
-//! step-000060/  model.safetensors  config.json        the model, as others exchange it
+//! step-000060/  model.safetensors  config.json        the model, in the form that other programs read
 //!               optimizer.safetensors                 first and second moments
-//!               progress.json                         step, best, state of the task
-//!               SHA256SUMS                            of all of these; `sha256sum -c` knows it
+//!               progress.json                         format version, step, best score, state of the task
+//!               SHA256SUMS                            checksums of all of these, for `sha256sum -c`
 //! ```
 //!
-//! All of it is written aside, under a name that no one reads, and moved into place by one rename: whatever happens, a checkpoint is there
-//! in whole or not at all. What is random follows from the seed and the step, so that there is no generator to save.
+//! A checkpoint is written to a temporary folder and moved into place by one rename, so that after a crash it is
+//! complete or absent. Random numbers follow from the seed and the step, so no generator has to be saved.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -16,95 +16,109 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
+use falcon_base::files::{ASIDE, read_file, write_file};
+use falcon_base::{AtPath, PathError, hex};
 use falcon_nn::{
-    CONFIG_FILE, FileError, Model, NamedArrays, WEIGHTS_FILE, read_arrays, read_file, tokenizer_fingerprint,
-    weight_files, write_arrays, write_file,
+    CONFIG_FILE, FileError, Model, NamedArrays, WEIGHTS_FILE, read_arrays, tokenizer_fingerprint, write_arrays,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
-use super::{AdamW, AdamWConfig, Moments};
-use crate::data::{Tokenizer, hex};
+use super::optimizer::{AdamW, Moments};
+use crate::data::Tokenizer;
+use crate::recipe::AdamWConfig;
 
 const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 const PROGRESS_FILE: &str = "progress.json";
 const SUMS_FILE: &str = "SHA256SUMS";
-/// What a checkpoint has, but for the sums.
+/// The files of a checkpoint except for the checksums.
 const FILES: [&str; 4] = [WEIGHTS_FILE, CONFIG_FILE, OPTIMIZER_FILE, PROGRESS_FILE];
-/// How names begin of what is being written or removed.
-pub(super) const ASIDE: &str = falcon_nn::ASIDE;
 
-/// Where a run stands.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// Version of the files of a checkpoint. A checkpoint of a later version is refused.
+const FORMAT: u32 = 1;
+
+/// The progress of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Steps done.
+    /// Version of the checkpoint format. Falcon 0.1 did not write it; its checkpoints are version 1.
+    #[serde(default = "first_format")]
+    pub format: u32,
+    /// Number of steps taken.
     pub step: u64,
-    /// The best measurement so far.
+    /// The best validation so far.
     pub best: Option<Best>,
-    /// The loss of late, smoothed.
+    /// Exponentially smoothed training loss.
     pub recent_loss: Option<f64>,
     /// State of the task.
     pub task: Value,
     /// The configuration that this checkpoint was trained with, as the text of a `config.toml`. Checkpoints of
-    /// version 0.1 have none.
+    /// Falcon 0.1 may lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<String>,
-    /// The fingerprint of the tokenizer that makes text of the tokens, which `config.json` has too.
+    /// Fingerprint of the tokenizer's vocabulary, also written to `config.json`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
 }
 
-/// The best measurement so far.
+fn first_format() -> u32 {
+    1
+}
+
+impl Default for Progress {
+    /// The progress of a run before its first step.
+    fn default() -> Self {
+        let (best, recent_loss, task, config, tokenizer) = Default::default();
+        Self { format: FORMAT, step: 0, best, recent_loss, task, config, tokenizer }
+    }
+}
+
+/// The best validation of a run so far.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
-    /// Steps done then.
+    /// The step of that validation.
     pub step: u64,
-    /// How good it was.
+    /// Its score, as the task computes it; higher is better.
     pub score: f64,
 }
 
-/// A run at one step.
+/// The state of a run after some step.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// What has been learnt.
+    /// The model.
     pub model: Model,
-    /// What AdamW remembers.
+    /// The optimizer with its moments.
     pub optimizer: AdamW,
-    /// Where the run stands.
+    /// The progress of the run.
     pub progress: Progress,
 }
 
-/// What is wrong with a checkpoint.
+/// Why a checkpoint cannot be read or written.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum CheckpointError {
-    /// The system refused.
-    #[error("{path}: {error}")]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
-    /// A file does not do.
+    /// A file or folder cannot be read or written.
+    #[error(transparent)]
+    Path(#[from] PathError),
+    /// A file of the model or of the optimizer cannot be read or written.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A file is not what was written.
+    /// A file has changed since it was written.
     #[error("{path}: damaged: its SHA-256 is not the one in {SUMS_FILE}")]
     Sum {
         /// The file.
         path: PathBuf,
     },
-    /// The sums leave a file out.
+    /// The checksums lack a file.
     #[error("{path}: damaged: it does not list {file}")]
     Unlisted {
-        /// The sums.
+        /// The file with the checksums.
         path: PathBuf,
         /// The file.
         file: &'static str,
     },
-    /// A file holds something else.
+    /// A file matches its checksum, but its content is invalid or belongs to another model.
     #[error("{path}: {what}")]
     Content {
         /// The file.
@@ -114,12 +128,9 @@ pub enum CheckpointError {
     },
 }
 
-fn io_error(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
-    move |error| CheckpointError::Io { path: path.into(), error }
-}
-
 impl Checkpoint {
-    /// Writes a checkpoint to `folder`, in the place of one that may be there.
+    /// Writes a checkpoint to `folder`, replacing any checkpoint there. A folder with files that the run did not write
+    /// is renamed to `kept-NAME`.
     pub fn save(
         folder: &Path,
         model: &Model,
@@ -127,43 +138,51 @@ impl Checkpoint {
         progress: &Progress,
     ) -> Result<(), CheckpointError> {
         let parent = folder.parent().unwrap_or(Path::new("."));
-        fs::create_dir_all(parent).map_err(io_error(parent))?;
-        // Removed when something fails on the way.
-        let aside = tempfile::Builder::new().prefix(ASIDE).tempdir_in(parent).map_err(io_error(parent))?;
+        fs::create_dir_all(parent).at(parent)?;
+        // Deleted on drop if a step below fails.
+        let aside = tempfile::Builder::new().prefix(ASIDE).tempdir_in(parent).at(parent)?;
         let path = aside.path();
         model.save_for(path, progress.tokenizer.as_deref())?;
         write_arrays(&path.join(OPTIMIZER_FILE), &arrays(model, optimizer))?;
         let json = serde_json::to_vec_pretty(progress).expect("progress is plain data");
-        write_file(&path.join(PROGRESS_FILE), &json).map_err(io_error(&path.join(PROGRESS_FILE)))?;
+        write_file(&path.join(PROGRESS_FILE), &json)?;
         let mut sums = String::new();
         for name in FILES {
             sums += &format!("{}  {name}\n", sum(&path.join(name))?);
         }
-        write_file(&path.join(SUMS_FILE), sums.as_bytes()).map_err(io_error(&path.join(SUMS_FILE)))?;
+        write_file(&path.join(SUMS_FILE), sums.as_bytes())?;
         sync(path)?;
         if folder.exists() {
             remove(folder)?;
         }
         if folder.exists() {
-            // Files of somebody else are in it.
+            // Files that the run did not write are in it.
             move_to_free_name(folder, "kept")?;
         }
-        fs::rename(path, folder).map_err(io_error(folder))?;
-        // Moved: there is nothing left to remove.
+        fs::rename(path, folder).at(folder)?;
+        // It has been moved, so there is nothing to delete on drop.
         let _ = aside.keep();
         sync(parent)
     }
 
-    /// Reads a checkpoint, every byte of which must be as it was written.
+    /// Reads a checkpoint, and verifies the checksums of all its files.
     pub fn load(folder: &Path, config: AdamWConfig, device: &Device) -> Result<Self, CheckpointError> {
-        verify(folder, FILES)?;
-        let model = Model::load(folder, device)?;
+        verify(folder, [OPTIMIZER_FILE, PROGRESS_FILE])?;
+        let (model, _) = load_model(folder, device)?;
         let path = folder.join(PROGRESS_FILE);
-        let json = fs::read(&path).map_err(io_error(&path))?;
+        let json = fs::read(&path).at(&path)?;
         let progress: Progress = serde_json::from_slice(&json).map_err(|error| CheckpointError::Content {
             path,
             what: format!("not the progress of a run: {error}"),
         })?;
+        if progress.format > FORMAT {
+            let what = format!(
+                "the checkpoint has format version {}, and this program reads versions up to {FORMAT}; resume it with the \
+                 program that wrote it",
+                progress.format
+            );
+            return Err(CheckpointError::Content { path: folder.join(PROGRESS_FILE), what });
+        }
         let path = folder.join(OPTIMIZER_FILE);
         let moments =
             moments(&model, read_arrays(&path)?).map_err(|what| CheckpointError::Content { path, what })?;
@@ -172,39 +191,41 @@ impl Checkpoint {
     }
 }
 
-/// The best step so far, as a checkpoint says.
-pub(super) fn best_of(folder: &Path) -> Option<u64> {
+/// The step of the best validation that a checkpoint knows of.
+pub(super) fn best_step(folder: &Path) -> Option<u64> {
     let progress: Progress = serde_json::from_slice(&fs::read(folder.join(PROGRESS_FILE)).ok()?).ok()?;
     Some(progress.best?.step)
 }
 
-/// Names of a parameter's moments in the file.
-fn names(parameter: &str) -> [String; 2] {
+/// Names of the arrays that hold the moments of a parameter.
+fn moment_names(parameter: &str) -> [String; 2] {
     [format!("mean.{parameter}"), format!("square.{parameter}")]
 }
 
 fn arrays(model: &Model, optimizer: &AdamW) -> NamedArrays {
     let mut arrays = BTreeMap::new();
-    for parameter in model.parameters() {
-        // None before the first step.
-        let Some(moments) = optimizer.moments().get(&parameter.name) else { continue };
-        let [mean, square] = names(&parameter.name);
+    // Before the first step there are no moments.
+    for (parameter, moments) in model.parameters().into_iter().zip(optimizer.moments()) {
+        let [mean, square] = moment_names(&parameter.name);
         arrays.insert(mean, (parameter.shape.clone(), moments.mean.clone()));
         arrays.insert(square, (parameter.shape, moments.square.clone()));
     }
     arrays
 }
 
-fn moments(model: &Model, mut arrays: NamedArrays) -> Result<BTreeMap<String, Moments>, String> {
-    let mut moments = BTreeMap::new();
+fn moments(model: &Model, mut arrays: NamedArrays) -> Result<Vec<Moments>, String> {
+    let mut moments = Vec::new();
     let none = arrays.is_empty();
     for parameter in model.parameters().into_iter().filter(|_| !none) {
-        let [mean, square] = names(&parameter.name).map(|name| match arrays.remove(&name) {
+        let [mean, square] = moment_names(&parameter.name).map(|name| match arrays.remove(&name) {
             Some((shape, numbers)) if shape == parameter.shape => Ok(numbers),
-            Some((shape, _)) => Err(format!("{name:?} has shape {shape:?}, the model says {:?}", parameter.shape)),
-            None => Err(format!("no {name:?}")),
+            Some((shape, _)) => Err(format!(
+                "{name:?} has shape {shape:?}, but the model's parameter has shape {:?}",
+                parameter.shape
+            )),
+            None => Err(format!("there is no {name:?}")),
         });
-        moments.insert(parameter.name, Moments { mean: mean?, square: square? });
+        moments.push(Moments { mean: mean?, square: square? });
     }
     match arrays.into_keys().next() {
         Some(name) => Err(format!("{name:?} belongs to no parameter of the model")),
@@ -212,43 +233,66 @@ fn moments(model: &Model, mut arrays: NamedArrays) -> Result<BTreeMap<String, Mo
     }
 }
 
-/// Refuses a checkpoint that is not as it was written, and returns the sums of `files`.
-fn verify<const N: usize>(folder: &Path, files: [&'static str; N]) -> Result<[String; N], CheckpointError> {
-    let path = folder.join(SUMS_FILE);
-    let sums = fs::read_to_string(&path).map_err(io_error(&path))?;
-    let mut found = [const { String::new() }; N];
-    for (file, found) in files.into_iter().zip(&mut found) {
-        let listed = sums.lines().filter_map(|line| line.split_once("  ")).find(|(_, name)| *name == file);
-        let Some((expected, _)) = listed else { return Err(CheckpointError::Unlisted { path, file }) };
-        let path = folder.join(file);
-        *found = sum(&path)?;
-        if found != expected {
-            return Err(CheckpointError::Sum { path });
+/// Compares files of a checkpoint with the checksums that were written with it.
+fn verify<const N: usize>(folder: &Path, files: [&'static str; N]) -> Result<(), CheckpointError> {
+    let sums = ListedSums::read(folder)?;
+    files.into_iter().try_for_each(|file| sums.check(file, &sum(&folder.join(file))?))
+}
+
+/// The checksums in a checkpoint.
+struct ListedSums {
+    path: PathBuf,
+    text: String,
+}
+
+impl ListedSums {
+    fn read(folder: &Path) -> Result<Self, CheckpointError> {
+        let path = folder.join(SUMS_FILE);
+        let text = fs::read_to_string(&path).at(&path)?;
+        Ok(Self { path, text })
+    }
+
+    /// Compares the checksum of a file with the one listed.
+    fn check(&self, file: &'static str, sum: &str) -> Result<(), CheckpointError> {
+        let listed = self.text.lines().filter_map(|line| line.split_once("  ")).find(|(_, name)| *name == file);
+        match listed {
+            Some((expected, _)) if expected == sum => Ok(()),
+            Some(_) => Err(CheckpointError::Sum { path: self.path.with_file_name(file) }),
+            None => Err(CheckpointError::Unlisted { path: self.path.clone(), file }),
         }
     }
-    Ok(found)
 }
 
-/// The sum of a model's weights. Refuses a model that is not as it was written, where that is known: others' models have no sums.
-pub(crate) fn verify_model(folder: &Path) -> Result<String, CheckpointError> {
-    match folder.join(SUMS_FILE).exists() {
-        true => verify(folder, [WEIGHTS_FILE, CONFIG_FILE]).map(|[weights, _]| weights),
-        false => match &weight_files(folder)?[..] {
-            [file] => sum(file),
-            files => {
-                let mut hasher = Sha256::new();
-                for file in files {
-                    hasher.update(sum(file)?);
-                }
-                Ok(hex(&hasher.finalize()))
-            }
-        },
-    }
+/// Loads the model in `folder`, reading every file once, and returns it with the SHA-256 of its weights. Where there
+/// are checksums they must match; models that other programs saved have none.
+pub(crate) fn load_model(folder: &Path, device: &Device) -> Result<(Model, String), CheckpointError> {
+    let sums = folder.join(SUMS_FILE).exists().then(|| ListedSums::read(folder)).transpose()?;
+    let mut weights = Vec::new();
+    let model = Model::load_checked(folder, device, |path, bytes| {
+        let sum = hex(&Sha256::digest(bytes));
+        let file = if path.ends_with(CONFIG_FILE) { CONFIG_FILE } else { WEIGHTS_FILE };
+        if let Some(sums) = &sums {
+            sums.check(file, &sum)?;
+        }
+        if file == WEIGHTS_FILE {
+            weights.push(sum);
+        }
+        Ok::<_, CheckpointError>(())
+    })?;
+    let weights = match &weights[..] {
+        [single] => single.clone(),
+        shards => hex(&Sha256::digest(shards.concat())),
+    };
+    Ok((model, weights))
 }
 
-/// The fingerprints of a tokenizer and of the one that the model in `folder` was trained with, if that is known: from
-/// its configuration, or from the progress of a run, where runs of text kept another kind of it before.
-pub(crate) fn fingerprints(folder: &Path, tokenizer: &Tokenizer) -> Result<Option<[String; 2]>, CheckpointError> {
+/// The fingerprint of `tokenizer` and that of the tokenizer that the model in `folder` was trained with, or `None` if
+/// the latter is not recorded. Both are fingerprints of the vocabulary if `config.json` has one; otherwise both are
+/// hashes of the tokenizer's file, as `progress.json` records it.
+pub(crate) fn tokenizer_fingerprints(
+    folder: &Path,
+    tokenizer: &Tokenizer,
+) -> Result<Option<[String; 2]>, CheckpointError> {
     if let Some(trained) = tokenizer_fingerprint(folder)? {
         return Ok(Some([tokenizer.vocabulary_fingerprint(), trained]));
     }
@@ -261,14 +305,14 @@ pub(crate) fn fingerprints(folder: &Path, tokenizer: &Tokenizer) -> Result<Optio
 }
 
 /// SHA-256 of a file, in hexadecimal.
-pub(crate) fn sum(path: &Path) -> Result<String, CheckpointError> {
+pub fn sum(path: &Path) -> Result<String, CheckpointError> {
     let mut hasher = Sha256::new();
-    let mut file = File::open(path).map_err(io_error(path))?;
-    io::copy(&mut file, &mut Hashing(&mut hasher)).map_err(io_error(path))?;
+    let mut file = File::open(path).at(path)?;
+    io::copy(&mut file, &mut Hashing(&mut hasher)).at(path)?;
     Ok(hex(&hasher.finalize()))
 }
 
-/// A hash as something to write to.
+/// Updates a hash with what is written to it.
 struct Hashing<'a>(&'a mut Sha256);
 
 impl io::Write for Hashing<'_> {
@@ -282,44 +326,43 @@ impl io::Write for Hashing<'_> {
     }
 }
 
-/// Whether a folder holds a checkpoint, whole or not: one of the files that a run writes.
+/// Whether a folder holds a checkpoint, complete or not: at least one of its files.
 pub(super) fn is_checkpoint(folder: &Path) -> bool {
     FILES.into_iter().chain([SUMS_FILE]).any(|file| folder.join(file).is_file())
 }
 
-/// Removes a checkpoint. What the run wrote disappears in one rename; files that somebody else put into the folder
-/// stay where they are.
+/// Removes a checkpoint. A folder that holds nothing else is removed by one rename; otherwise the files of the
+/// checkpoint are moved out one by one, and the other files stay.
 pub(super) fn remove(folder: &Path) -> Result<(), CheckpointError> {
     let parent = folder.parent().unwrap_or(Path::new("."));
-    let aside = tempfile::Builder::new().prefix(ASIDE).tempdir_in(parent).map_err(io_error(parent))?;
+    let aside = tempfile::Builder::new().prefix(ASIDE).tempdir_in(parent).at(parent)?;
     let ours = |name: &std::ffi::OsStr| FILES.into_iter().chain([SUMS_FILE]).any(|file| name == file);
-    let names: Vec<_> =
-        fs::read_dir(folder).map_err(io_error(folder))?.flatten().map(|entry| entry.file_name()).collect();
+    let names: Vec<_> = fs::read_dir(folder).at(folder)?.flatten().map(|entry| entry.file_name()).collect();
     if names.iter().all(|name| ours(name)) {
-        fs::rename(folder, aside.path().join("old")).map_err(io_error(folder))?;
+        fs::rename(folder, aside.path().join("old")).at(folder)?;
     } else {
         for name in names.iter().filter(|name| ours(name)) {
-            fs::rename(folder.join(name), aside.path().join(name)).map_err(io_error(folder))?;
+            fs::rename(folder.join(name), aside.path().join(name)).at(folder)?;
         }
     }
-    aside.close().map_err(io_error(folder))
+    Ok(aside.close().at(folder)?)
 }
 
-/// Renames `folder` to `PREFIX-NAME`, or to `PREFIX-NAME-2` and so on where that exists: nothing is replaced.
+/// Renames `folder` to `PREFIX-NAME`, or to `PREFIX-NAME-2` and so on if that exists, so that nothing is replaced.
 pub(super) fn move_to_free_name(folder: &Path, prefix: &str) -> Result<PathBuf, CheckpointError> {
     let name = folder.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let numbered = (2..).map(|number| format!("{prefix}-{name}-{number}"));
     let mut free =
         std::iter::once(format!("{prefix}-{name}")).chain(numbered).map(|name| folder.with_file_name(name));
     let free = free.find(|path| !path.exists()).expect("there are more numbers than folders");
-    fs::rename(folder, &free).map_err(io_error(folder))?;
+    fs::rename(folder, &free).at(folder)?;
     Ok(free)
 }
 
-/// Makes the names in a folder durable, where the system can.
+/// Flushes the entries of a folder to the disk, where the system supports it.
 fn sync(folder: &Path) -> Result<(), CheckpointError> {
     #[cfg(unix)]
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(io_error(folder))?;
+    File::open(folder).and_then(|folder| folder.sync_all()).at(folder)?;
     #[cfg(not(unix))]
     let _ = folder;
     Ok(())
@@ -331,9 +374,9 @@ mod tests {
 
     use super::*;
 
-    /// Files that are as they were written, but not by a run of this model.
+    /// The checksums are right, but the files do not belong to a run of this model.
     #[test]
-    fn whole_files_of_something_else_are_refused() {
+    fn intact_files_of_another_model_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("step-000001");
         let model = ModelConfig::preset("retnet", "micro", 12).unwrap().init(0, &Device::flex()).unwrap();
@@ -350,6 +393,14 @@ mod tests {
         };
         let progress = said(PROGRESS_FILE, b"{\"step\": 1}");
         assert!(progress.contains(PROGRESS_FILE) && progress.contains("not the progress of a run"), "{progress}");
+        let mut later = serde_json::to_value(Progress::default()).unwrap();
+        later["format"] = (FORMAT + 1).into();
+        let later = said(PROGRESS_FILE, later.to_string().as_bytes());
+        assert!(later.contains("has format version 2, and this program reads versions up to 1"), "{later}");
+        // Falcon 0.1 did not write the version.
+        let mut first = serde_json::to_value(Progress::default()).unwrap();
+        first.as_object_mut().unwrap().remove("format");
+        assert_eq!(serde_json::from_value::<Progress>(first).unwrap(), Progress::default());
         let of_parameter = |name: &str, shape: Vec<usize>| {
             let file = folder.path().join("a.safetensors");
             let numbers = vec![0.0; shape.iter().product()];
@@ -357,10 +408,19 @@ mod tests {
             said(OPTIMIZER_FILE, &fs::read(file).unwrap())
         };
         let first = &model.parameters()[0];
-        let [mean, _] = names(&first.name);
+        let [mean, _] = moment_names(&first.name);
         let lacking = of_parameter("mean.other", vec![2]);
-        assert!(lacking.contains(OPTIMIZER_FILE) && lacking.contains(&format!("no {mean:?}")), "{lacking}");
+        assert!(
+            lacking.contains(OPTIMIZER_FILE) && lacking.contains(&format!("there is no {mean:?}")),
+            "{lacking}"
+        );
         let shape = of_parameter(&mean, vec![2]);
-        assert!(shape.contains(&format!("{mean:?} has shape [2], the model says {:?}", first.shape)), "{shape}");
+        assert!(
+            shape.contains(&format!(
+                "{mean:?} has shape [2], but the model's parameter has shape {:?}",
+                first.shape
+            )),
+            "{shape}"
+        );
     }
 }

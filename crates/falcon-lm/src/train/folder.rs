@@ -1,64 +1,61 @@
-//! A run's folder: its configuration, its records, its checkpoints; and a lock, so that one process writes it.
+//! The folder of a run: configuration, records, checkpoints, and a lock that lets one process at a time write to it.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
-use falcon_nn::write_file;
+use falcon_base::files::{ASIDE, write_file};
+use falcon_base::{AtPath, PathError};
 use thiserror::Error;
 
-use super::checkpoint::{ASIDE, Checkpoint, CheckpointError, best_of, is_checkpoint, move_to_free_name, remove};
+use super::checkpoint::{Checkpoint, CheckpointError, best_step, is_checkpoint, move_to_free_name, remove};
 use crate::config::{RUN_FILE, RunConfig, RunConfigError, differences};
 
 const LOCK_FILE: &str = "lock";
 const CHECKPOINTS: &str = "checkpoints";
 const STEP: &str = "step-";
 
-/// A folder that this process alone writes to.
+/// The folder of a run, locked by this process.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
-    /// Released when the process ends, however it ends.
+    /// The system releases the lock when the process ends, however it ends.
     lock: File,
 }
 
-/// What is wrong with a run's folder.
+/// Why a folder cannot be used for a run.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum FolderError {
-    /// The system refused.
-    #[error("{path}: {error}")]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
-    /// Something else is there.
-    #[error("{path} holds files, but is no run: it has no {RUN_FILE}; choose another folder")]
+    /// A file or folder cannot be read or written.
+    #[error(transparent)]
+    Path(#[from] PathError),
+    /// The folder holds files that do not belong to a run.
+    #[error("{path} holds files, but is not a run: it has no {RUN_FILE}; choose another folder")]
     Foreign {
         /// The folder.
         path: PathBuf,
     },
-    /// Another process writes to it.
+    /// Another process is training in the folder.
     #[error("{path}: another process{by} is training in it; wait until it is done, or choose another folder")]
     Locked {
         /// The folder.
         path: PathBuf,
-        /// Which.
+        /// The id of the process in parentheses, if it is known.
         by: String,
     },
-    /// What is asked for is not the run that is there.
+    /// The folder holds a run of another configuration.
     #[error("{path} holds a run of another configuration:\n{differences}{advice}")]
     Different {
         /// The folder.
         path: PathBuf,
-        /// A line for each key.
+        /// A line for each key that differs.
         differences: String,
         /// What to do instead.
         advice: String,
     },
-    /// The configuration in the folder was edited in a way that a run cannot follow.
+    /// The configuration in the folder was edited, and the change cannot be applied to a run that has started.
     #[error(
         "{path}: edited since the last checkpoint:\n{differences}a run keeps these values from its beginning to its \
          end: put the old ones back, or start another run"
@@ -66,17 +63,17 @@ pub enum FolderError {
     Edited {
         /// The file.
         path: PathBuf,
-        /// A line for each key.
+        /// A line for each key that differs.
         differences: String,
     },
-    /// Fewer steps are asked for than the run has done.
-    #[error("{path}: the run has done {done} steps; train.steps = {steps} asks for fewer, which nothing can undo")]
+    /// The run has done more steps than are configured.
+    #[error("{path}: the run has done {done} steps; train.steps = {steps} is fewer; set it to {done} or more")]
     Past {
         /// The folder.
         path: PathBuf,
         /// Steps done.
         done: u64,
-        /// Steps asked for.
+        /// Steps configured.
         steps: u64,
     },
     /// The folder was removed, moved or replaced while the run was writing to it.
@@ -88,35 +85,35 @@ pub enum FolderError {
         /// The folder.
         path: PathBuf,
     },
-    /// Its configuration does not do.
+    /// The configuration in the folder cannot be used.
     #[error(transparent)]
     Config(#[from] RunConfigError),
-    /// None of its checkpoints can be read.
+    /// No checkpoint can be read.
     #[error(
-        "{path}: none of its checkpoints can be used; the last: {error}. Mend that, or begin again in another folder"
+        "{path}: none of its checkpoints can be used; the last: {source}. Repair it, or start again in another folder"
     )]
     Damaged {
         /// The folder.
         path: PathBuf,
-        /// What is wrong with the last.
-        error: Box<CheckpointError>,
+        /// What is wrong with the last one.
+        source: Box<CheckpointError>,
     },
 }
 
-/// Whether a run that is continued may be given other values for keys of `[train]`: all but `seed`, `batch` and
-/// `init_from`, which decide what the run is.
+/// Whether a run may be resumed with other values for keys of `[train]`. `seed`, `batch` and `init_from` never change:
+/// they determine the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changes {
     /// Any other value is an error.
     Refuse,
-    /// They hold from the last checkpoint on.
+    /// Other values are used from the last checkpoint on.
     Accept,
 }
 
-/// A key whose value is not the one that the run was trained with so far.
+/// A key whose value differs from the one that the run was trained with so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Such as `train.lr`.
+    /// The key, such as `train.lr`.
     pub key: String,
     /// The value up to now.
     pub before: String,
@@ -130,69 +127,65 @@ impl Change {
     }
 }
 
-/// The value of a key in the text of a configuration.
+/// The value of a key in a configuration file.
 fn value(config: &str, key: &str) -> Option<String> {
     let (section, key) = key.split_once('.')?;
     Some(toml::from_str::<toml::Table>(config).ok()?.get(section)?.get(key)?.to_string())
 }
 
-/// Where data is found. A run compares what is in these files with what it began with, so that they may move.
+/// Keys that are paths of data. They may change, because a run compares the content of its files with what it started
+/// with.
 const PLACES: [&str; 3] = ["task.train", "task.valid", "task.tokenizer"];
 
-/// Keys of `[train]` that decide which data a step sees, and thereby the run itself.
+/// Keys of `[train]` that determine the run: the initial weights, and the data of each step.
 const FIXED: [&str; 3] = ["train.seed", "train.batch", "train.init_from"];
 
-/// Whether a run may be continued with another value of a key.
+/// Whether a run may be resumed with another value of a key.
 fn may_change(key: &str) -> bool {
     key.starts_with("train.") && !FIXED.contains(&key)
 }
 
 impl RunFolder {
-    /// Takes hold of a folder for a run of `config`: a new one, or one that has a run already.
+    /// Locks a folder for a run of `config`, and creates it if it does not exist.
     pub fn open(path: &Path, config: &RunConfig) -> Result<Self, FolderError> {
-        let io = |path: &Path| {
-            let path = path.to_path_buf();
-            move |error| FolderError::Io { path, error }
-        };
-        fs::create_dir_all(path).map_err(io(path))?;
+        fs::create_dir_all(path).at(path)?;
         let file = path.join(RUN_FILE);
-        // What a kill at the very beginning may leave.
+        // Files that a process killed right after its start may have left.
         let ours = |name: &str| [RUN_FILE, LOCK_FILE, CHECKPOINTS].contains(&name) || name.starts_with(ASIDE);
-        let mut entries = fs::read_dir(path).map_err(io(path))?.flatten();
+        let mut entries = fs::read_dir(path).at(path)?.flatten();
         if !file.exists() && entries.any(|entry| !ours(&entry.file_name().to_string_lossy())) {
             return Err(FolderError::Foreign { path: path.into() });
         }
         let lock = lock(path)?;
         if !file.exists() {
-            write_file(&file, config.with_absolute_paths().to_toml().as_bytes()).map_err(io(&file))?;
+            write_file(&file, config.with_absolute_paths().to_toml().as_bytes())?;
         }
         let checkpoints = path.join(CHECKPOINTS);
-        fs::create_dir_all(&checkpoints).map_err(io(&checkpoints))?;
+        fs::create_dir_all(&checkpoints).at(&checkpoints)?;
         let folder = Self { path: path.into(), lock };
-        folder.clear().map_err(io(&checkpoints))?;
+        folder.clear().at(&checkpoints)?;
         Ok(folder)
     }
 
-    /// Compares `config` with the configuration that the run was trained with: that of its last checkpoint, or of
-    /// its file before there is one. Changes that are accepted are written to the file and returned.
-    pub(crate) fn reconcile(
+    /// Compares `config` with the configuration that the run was trained with: that of its last checkpoint, or that of
+    /// its file if there is no checkpoint yet. Accepted changes are written to the file and returned.
+    pub fn reconcile(
         &self,
         config: &RunConfig,
         trained_with: Option<&str>,
         changes: Changes,
     ) -> Result<Vec<Change>, FolderError> {
         let file = self.path.join(RUN_FILE);
-        let io = |error| FolderError::Io { path: file.clone(), error };
-        let written = fs::read_to_string(&file).map_err(io)?;
+        let written = fs::read_to_string(&file).at(&file)?;
         let wanted = config.with_absolute_paths().to_toml();
         let differences = differences(trained_with.unwrap_or(&written), &wanted)
-            .map_err(|error| RunConfigError::Toml { from: file.display().to_string(), error })?;
+            .map_err(|source| RunConfigError::Toml { from: file.display().to_string(), source })?;
         let mut changed: Vec<Change> = differences
             .into_iter()
             .map(|(key, before, now)| Change { key, before, now })
             .filter(|change| !PLACES.contains(&change.key.as_str()))
             .collect();
-        // The run uses its copy of the tokenizer, so that another one in the file would be ignored without a word.
+        // The run uses its own copy of the tokenizer, so that another one in the file would be ignored silently.
         const TOKENIZER: &str = "task.tokenizer";
         let named = [trained_with.unwrap_or(&written), &written, &wanted].map(|text| value(text, TOKENIZER));
         if let [Some(before), Some(now), wanted] = named
@@ -213,7 +206,7 @@ impl RunFolder {
             });
         }
         if wanted != written {
-            write_file(&file, wanted.as_bytes()).map_err(io)?;
+            write_file(&file, wanted.as_bytes())?;
         }
         Ok(changed)
     }
@@ -240,12 +233,12 @@ impl RunFolder {
         if same { Ok(()) } else { Err(FolderError::Gone { path: self.path.clone() }) }
     }
 
-    /// Where it is.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Removes what a kill left half written or half removed.
+    /// Removes files and folders that a killed process left incomplete.
     fn clear(&self) -> io::Result<()> {
         for folder in [self.path.clone(), self.path.join(CHECKPOINTS)] {
             for entry in fs::read_dir(folder)? {
@@ -260,7 +253,7 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Where the checkpoint of a step is.
+    /// The path of the checkpoint of a step.
     pub fn checkpoint(&self, step: u64) -> PathBuf {
         self.path.join(CHECKPOINTS).join(format!("{STEP}{step:06}"))
     }
@@ -270,8 +263,9 @@ impl RunFolder {
         checkpoint_steps(&self.path)
     }
 
-    /// The last checkpoint that is whole; none if there never was one. Damaged ones after it are told to `warn` and put aside, so that they
-    /// do not count among those to keep. If none is whole, all stay as they are: it may be the disk.
+    /// The last intact checkpoint; none if there is no checkpoint at all. Damaged ones after it are reported to `warn`
+    /// and renamed, so that they do not count among those to keep. If none is intact, all are left as they are, as the
+    /// disk may be at fault.
     pub fn last(
         &self,
         config: &RunConfig,
@@ -292,19 +286,19 @@ impl RunFolder {
             }
         }
         match damaged.into_iter().next() {
-            Some((_, error)) => Err(FolderError::Damaged { path: self.path.clone(), error: Box::new(error) }),
+            Some((_, error)) => Err(FolderError::Damaged { path: self.path.clone(), source: Box::new(error) }),
             None => Ok(None),
         }
     }
 
-    /// Gives a checkpoint a name that the run does not look at.
+    /// Gives a damaged checkpoint a name that the run ignores.
     fn put_aside(&self, step: u64) -> Result<(), FolderError> {
         move_to_free_name(&self.checkpoint(step), "damaged")
             .map(drop)
-            .map_err(|error| FolderError::Damaged { path: self.path.clone(), error: Box::new(error) })
+            .map_err(|error| FolderError::Damaged { path: self.path.clone(), source: Box::new(error) })
     }
 
-    /// Removes all checkpoints but the last `keep` and that of step `best`.
+    /// Removes all checkpoints except for the last `keep` and the one of step `best`.
     pub fn prune(&self, keep: usize, best: Option<u64>) -> Result<(), CheckpointError> {
         let steps = self.steps().unwrap_or_default();
         let old = &steps[..steps.len().saturating_sub(keep)];
@@ -315,7 +309,7 @@ impl RunFolder {
 /// The steps of the checkpoints in a run's folder, in order.
 pub fn checkpoint_steps(run: &Path) -> Result<Vec<u64>, FolderError> {
     let path = run.join(CHECKPOINTS);
-    let entries = fs::read_dir(&path).map_err(|error| FolderError::Io { path, error })?;
+    let entries = fs::read_dir(&path).at(&path)?;
     let step = |entry: fs::DirEntry| {
         let step = entry.file_name().to_str()?.strip_prefix(STEP)?.parse().ok()?;
         is_checkpoint(&entry.path()).then_some(step)
@@ -325,16 +319,16 @@ pub fn checkpoint_steps(run: &Path) -> Result<Vec<u64>, FolderError> {
     Ok(steps)
 }
 
-/// The checkpoint of a run that was best on validation data, as its last one says; none before the first.
+/// The best checkpoint of a run on validation data, according to its last one; none if there is no checkpoint.
 pub(crate) fn best_checkpoint(run: &Path) -> Result<Option<PathBuf>, FolderError> {
     let steps = checkpoint_steps(run)?;
     let Some(last) = steps.last() else { return Ok(None) };
-    let of = |step: u64| run.join(CHECKPOINTS).join(format!("{STEP}{step:06}"));
-    let best = best_of(&of(*last)).filter(|best| steps.contains(best));
-    Ok(Some(of(best.unwrap_or(*last))))
+    let checkpoint = |step: u64| run.join(CHECKPOINTS).join(format!("{STEP}{step:06}"));
+    let best = best_step(&checkpoint(*last)).filter(|best| steps.contains(best));
+    Ok(Some(checkpoint(best.unwrap_or(*last))))
 }
 
-/// Whether a path still leads to a file that was opened.
+/// Whether a path still leads to the file that was opened.
 fn same_file(path: &Path, file: &File) -> bool {
     #[cfg(unix)]
     {
@@ -349,11 +343,10 @@ fn same_file(path: &Path, file: &File) -> bool {
     }
 }
 
-/// Holds the lock of a folder, which says who does.
+/// Locks a folder. The file of the lock holds the id of the process.
 fn lock(folder: &Path) -> Result<File, FolderError> {
     let path = folder.join(LOCK_FILE);
-    let io = |error| FolderError::Io { path: path.clone(), error };
-    let mut file = File::options().create(true).truncate(false).read(true).write(true).open(&path).map_err(io)?;
+    let mut file = File::options().create(true).truncate(false).read(true).write(true).open(&path).at(&path)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
@@ -362,9 +355,9 @@ fn lock(folder: &Path) -> Result<File, FolderError> {
             let by = by.trim().parse::<u32>().map_or_else(|_| String::new(), |id| format!(" ({id})"));
             return Err(FolderError::Locked { path: folder.into(), by });
         }
-        Err(TryLockError::Error(error)) => return Err(io(error)),
+        Err(TryLockError::Error(error)) => return Err(PathError::new(path, error).into()),
     }
-    file.set_len(0).map_err(io)?;
-    file.write_all(std::process::id().to_string().as_bytes()).map_err(io)?;
+    file.set_len(0).at(&path)?;
+    file.write_all(std::process::id().to_string().as_bytes()).at(&path)?;
     Ok(file)
 }

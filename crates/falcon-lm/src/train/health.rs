@@ -1,48 +1,47 @@
-//! What went wrong when a loss goes bad.
+//! Finds the tensor that made a loss non-finite or let it spike.
 
 use std::fmt;
 
 use burn::module::Module;
 use falcon_nn::Model;
 
-use crate::evaluate::tokens;
-use crate::tasks::Batch;
+use crate::batch::Batch;
 
-/// The first thing that is not as it should be.
+/// The first tensor that explains a failed step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fault {
-    /// A parameter has numbers that are none.
-    Parameter(Bad),
-    /// A tensor on the way to the logits has.
-    Tensor(Bad),
-    /// The gradient of a parameter has, the last layer's first.
-    Gradient(Bad),
-    /// All numbers are finite. This is the first tensor that has grown out of measure since the last checkpoint or, if none has, the one
-    /// that has grown most.
+    /// A parameter has non-finite values.
+    Parameter(NonFinite),
+    /// An intermediate tensor has non-finite values.
+    Tensor(NonFinite),
+    /// The gradient of a parameter has non-finite values; the last layer is searched first.
+    Gradient(NonFinite),
+    /// All values are finite. This is the first tensor that has grown far beyond its size at the last checkpoint or,
+    /// if none has, the one that has grown most.
     Grown {
         /// The tensor.
         name: String,
-        /// How often its root mean square is that of the checkpoint.
+        /// Its root mean square, divided by that at the checkpoint.
         times: f64,
     },
-    /// Nothing is to be seen.
+    /// No tensor stands out.
     Unknown,
 }
 
-/// Numbers that are none.
+/// The non-finite values of a tensor.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Bad {
-    /// Where.
+pub struct NonFinite {
+    /// Name of the tensor.
     pub name: String,
-    /// How many of them.
+    /// Number of non-finite values.
     pub count: usize,
-    /// Of how many.
-    pub of: usize,
+    /// Number of all values.
+    pub total: usize,
 }
 
-impl fmt::Display for Bad {
+impl fmt::Display for NonFinite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({} of {} numbers are not finite)", self.name, self.count, self.of)
+        write!(f, "{} ({} of {} values are not finite)", self.name, self.count, self.total)
     }
 }
 
@@ -53,84 +52,82 @@ impl fmt::Display for Fault {
             Self::Tensor(bad) => write!(f, "the first bad tensor is {bad}"),
             Self::Gradient(bad) => write!(f, "the first bad tensor is the gradient of {bad}"),
             Self::Grown { name, times } => {
-                let which = match *times > OUT_OF_MEASURE {
-                    true => "first tensor that has grown out of measure",
+                let which = match *times > LARGE_GROWTH {
+                    true => "first tensor that has grown far beyond its size",
                     false => "tensor that has grown most",
                 };
-                write!(f, "the {which} is {name}, {times:.1} times what it was at the checkpoint before")
+                write!(f, "the {which} is {name}, {times:.1} times its size at the last checkpoint")
             }
             Self::Unknown => write!(f, "no tensor stands out"),
         }
     }
 }
 
-impl Bad {
-    /// None if all numbers are good.
+impl NonFinite {
+    /// Counts the non-finite values of a tensor; `None` if all are finite.
     fn of(name: &str, numbers: &[f32]) -> Option<Self> {
         let count = numbers.iter().filter(|number| !number.is_finite()).count();
-        (count > 0).then(|| Self { name: name.into(), count, of: numbers.len() })
+        (count > 0).then(|| Self { name: name.into(), count, total: numbers.len() })
     }
 }
 
-/// Growth that is out of measure.
-const OUT_OF_MEASURE: f64 = 3.0;
+/// Growth of a tensor's root mean square that counts as the cause of a spike.
+const LARGE_GROWTH: f64 = 3.0;
 
-/// Tokens that are looked at together: all tensors on the way are held at once, and a model that fits in memory only by parts should not
-/// be ended by the look that explains it.
+/// Tokens that are examined together. All intermediate tensors are held at once, so a batch that fits in memory only
+/// in parts is examined in parts.
 const LOOK: usize = 2048;
 
-/// A batch in parts that can be looked at.
+/// Splits a batch into parts that are small enough to be examined.
 pub(super) fn looks(batch: &Batch) -> Vec<Batch> {
     batch.split(batch.tokens.len().div_ceil(LOOK))
 }
 
-/// Looks for what first went bad in a step on `batch`: its first part that has something bad counts. `before` is the model of the
-/// checkpoint before.
-pub(super) fn diagnose(
-    model: &Model,
-    gradients: &[(String, Vec<f32>)],
-    batch: &Batch,
-    before: Option<&Model>,
-) -> Fault {
+/// Finds the first tensor that explains a failed step on `batch`, in the first part of the batch that has one.
+/// `before` is the model of the last checkpoint.
+pub(super) fn diagnose(model: &Model, gradients: &[Vec<f32>], batch: &Batch, before: Option<&Model>) -> Fault {
     let mut bad = None;
-    model.visit_parameters(|name, _, values| bad = bad.take().or_else(|| Bad::of(name, &values.to_vec())));
+    model.visit_parameters(|name, _, values| bad = bad.take().or_else(|| NonFinite::of(name, &values.to_vec())));
     if let Some(bad) = bad {
         return Fault::Parameter(bad);
     }
     let model = model.valid();
     let parts = looks(batch);
     for part in &parts {
-        model.observe(tokens(part, &model.device()), &part.sequences, |name, numbers| {
-            bad = bad.take().or_else(|| Bad::of(name, numbers));
+        model.observe(&part.tokens, &part.sequences, |name, numbers| {
+            bad = bad.take().or_else(|| NonFinite::of(name, numbers));
         });
         if let Some(bad) = bad {
             return Fault::Tensor(bad);
         }
     }
     // The backward pass goes from the last to the first.
-    if let Some(bad) = gradients.iter().rev().find_map(|(name, numbers)| Bad::of(name, numbers)) {
+    let gradients = model.parameters().into_iter().zip(gradients).rev();
+    if let Some(bad) =
+        gradients.into_iter().find_map(|(parameter, numbers)| NonFinite::of(&parameter.name, numbers))
+    {
         return Fault::Gradient(bad);
     }
     before.map_or(Fault::Unknown, |before| grown(&model, &before.valid(), &parts))
 }
 
-/// The first tensor that is out of measure, or else the one that has grown most.
+/// The first tensor that has grown by more than [`LARGE_GROWTH`], or else the one that has grown most.
 fn grown(model: &Model, before: &Model, parts: &[Batch]) -> Fault {
     let ratios: Vec<(String, f64)> = sizes(model, parts)
         .into_iter()
         .zip(sizes(before, parts))
         .map(|((name, now), (_, then))| (name, now / then.max(f64::MIN_POSITIVE)))
         .collect();
-    let first = ratios.iter().find(|(_, times)| *times > OUT_OF_MEASURE);
+    let first = ratios.iter().find(|(_, times)| *times > LARGE_GROWTH);
     let most = || ratios.iter().max_by(|a, b| a.1.total_cmp(&b.1));
     first.or_else(most).map_or(Fault::Unknown, |(name, times)| Fault::Grown { name: name.clone(), times: *times })
 }
 
-/// The root mean square of every tensor on the way to the logits, over all parts.
+/// The root mean square of every intermediate tensor, over all parts.
 fn sizes(model: &Model, parts: &[Batch]) -> Vec<(String, f64)> {
     let mut sums: Vec<(String, f64, usize)> = Vec::new();
     for part in parts {
-        model.observe(tokens(part, &model.device()), &part.sequences, |name, numbers| {
+        model.observe(&part.tokens, &part.sequences, |name, numbers| {
             let square: f64 = numbers.iter().map(|x| f64::from(*x).powi(2)).sum();
             match sums.iter_mut().find(|(of, ..)| of == name) {
                 Some((_, squares, count)) => {
@@ -161,8 +158,7 @@ mod tests {
     /// A model with the numbers of one parameter changed.
     fn changed(model: &Model, parameter: &str, change: impl Fn(&mut [f32])) -> Model {
         let mut found = false;
-        let model = model.clone().with_parameters(|name, values| {
-            let mut numbers = values.to_vec();
+        let model = model.clone().with_parameters(|name, mut numbers| {
             if name == parameter {
                 found = true;
                 change(&mut numbers);
@@ -173,8 +169,8 @@ mod tests {
         model
     }
 
-    fn batch(tokens: &[i32], length: usize) -> Batch {
-        Batch::new(tokens.iter().map(|token| (vec![*token; length], vec![1; length])))
+    fn batch(tokens: &[u32], length: usize) -> Batch {
+        Batch::new(tokens.iter().map(|token| (vec![*token; length], vec![Some(1); length])))
     }
 
     fn numbers(model: &Model, parameter: &str) -> Vec<f32> {
@@ -190,17 +186,17 @@ mod tests {
     #[test]
     fn a_bad_weight_is_named() {
         let broken = changed(&model(), EMBEDDINGS, |numbers| numbers[5] = f32::NAN);
-        let of = numbers(&broken, EMBEDDINGS).len();
-        let bad = Bad { name: EMBEDDINGS.into(), count: 1, of };
+        let total = numbers(&broken, EMBEDDINGS).len();
+        let bad = NonFinite { name: EMBEDDINGS.into(), count: 1, total };
         assert_eq!(diagnose(&broken, &[], &batch(&[3, 7], 4), None), Fault::Parameter(bad));
     }
 
     #[test]
     fn a_bad_gradient_is_named_the_last_layers_first() {
-        let gradients = [("a", vec![f32::NAN]), ("b", vec![f32::INFINITY, 1.0]), ("c", vec![1.0])];
-        let gradients = gradients.map(|(name, numbers)| (name.to_string(), numbers));
-        let bad = Bad { name: "b".into(), count: 1, of: 2 };
-        assert_eq!(diagnose(&model(), &gradients, &batch(&[3, 7], 4), None), Fault::Gradient(bad));
+        let model = model();
+        let gradients = [vec![f32::NAN], vec![f32::INFINITY, 1.0], vec![1.0]];
+        let bad = NonFinite { name: model.parameters()[1].name.clone(), count: 1, total: 2 };
+        assert_eq!(diagnose(&model, &gradients, &batch(&[3, 7], 4), None), Fault::Gradient(bad));
     }
 
     /// Batches of more than one part: what is counted is of the part that is bad, here the first.
@@ -209,11 +205,12 @@ mod tests {
         let broken = changed(&model(), "model.layers.0.attn.q_proj.weight", |numbers| numbers.fill(f32::MAX));
         let [part, whole] =
             [&[3][..], &[3, 7]].map(|sequences| diagnose(&broken, &[], &batch(sequences, LOOK), None));
-        assert!(matches!(&whole, Fault::Tensor(Bad { name, .. }) if name == "layers.0.attn.q"), "{whole}");
+        assert!(matches!(&whole, Fault::Tensor(NonFinite { name, .. }) if name == "layers.0.attn.q"), "{whole}");
         assert_eq!(whole, part);
     }
 
-    /// One token's embedding is ten times what it was, and that token is in the last part alone: by hand, the root mean square over both.
+    /// One token's embedding is ten times what it was, and that token is in the last part alone: by hand, the root
+    /// mean square over both.
     #[test]
     fn growth_is_measured_over_all_parts() {
         let before = model();

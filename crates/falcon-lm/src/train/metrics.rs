@@ -1,45 +1,48 @@
-//! What a run tells about itself: `metrics.jsonl`, one record per line.
+//! The records of a run: `metrics.jsonl`, one JSON object per line.
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use falcon_base::files::write_file;
+use falcon_base::{AtPath, PathError};
 use serde::{Deserialize, Serialize};
 
 use crate::data::in_line;
+use crate::scores::Scores;
 
-/// Name of the records in a run's folder.
-pub(crate) const METRICS_FILE: &str = "metrics.jsonl";
+/// Name of the file of records in a run's folder.
+pub const METRICS_FILE: &str = "metrics.jsonl";
 
 /// A line of `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Record {
-    /// The program began, or went on.
+    /// Training started or resumed.
     Start(StartRecord),
     /// A step of training.
     Train(TrainRecord),
-    /// A measurement on held-out data.
+    /// An evaluation on held-out data.
     Eval(EvalRecord),
-    /// What the gates of each layer do.
+    /// The mean gate values of each layer.
     Gates(GatesRecord),
-    /// The program stopped by itself.
+    /// Training ended, other than by a crash.
     Stop(StopRecord),
 }
 
-/// The program began, or went on.
+/// Training started or resumed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StartRecord {
     /// Steps done before.
     pub step: u64,
-    /// Of the program.
+    /// The version of the program.
     pub version: String,
-    /// Threads it computes with.
+    /// Number of threads.
     pub threads: usize,
-    /// Numbers the model learns.
+    /// Number of parameters of the model.
     pub parameters: usize,
-    /// The machine it runs on. Runs of earlier versions do not say.
+    /// The machine. Earlier versions did not record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
 }
@@ -55,78 +58,63 @@ pub struct TrainRecord {
     pub accuracy: f64,
     /// Learning rate.
     pub lr: f64,
-    /// Norm of all gradients together, before clipping.
+    /// Global gradient norm before clipping.
     pub grad_norm: f64,
-    /// Tokens read.
+    /// Tokens of the batch.
     pub tokens: usize,
-    /// Time it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// What the task makes of itself as training goes on, such as the width it has reached.
+    /// Values of the task that change during training, such as the level of a curriculum.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub task: BTreeMap<String, f64>,
 }
 
-/// A measurement on held-out data.
+/// An evaluation on held-out data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvalRecord {
     /// Steps done.
     pub step: u64,
-    /// Which data: `validation`, or another name that the task gives.
+    /// The split: `validation`, or another name that the task gives.
     pub split: String,
-    /// All of it.
+    /// Scores of the whole split.
     #[serde(flatten)]
     pub total: Scores,
-    /// Parts of it, such as one width each, in order.
+    /// Scores of its groups, such as one per width, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<(String, Scores)>,
-    /// What else the task has to say of it, such as perplexities.
+    /// Further values of the task, such as perplexities.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub about: BTreeMap<String, f64>,
-    /// How good the task thinks it is, the largest being best: by this the best checkpoint is chosen. Of validation only.
+    /// The score by which the best checkpoint is chosen; higher is better. Of validation only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub score: Option<f64>,
-    /// Time it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// How good predictions are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Scores {
-    /// Cross-entropy in nats per target token.
-    pub loss: f64,
-    /// Fraction of target tokens whose largest logit is right.
-    pub accuracy: f64,
-    /// Fraction of sequences all of whose targets are.
-    pub exact: f64,
-    /// Target tokens measured.
-    pub tokens: usize,
-    /// Sequences measured.
-    pub sequences: usize,
-}
-
-/// What the gates of each layer do, on average over validation data.
+/// The mean gate values of each layer over validation data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GatesRecord {
     /// Steps done.
     pub step: u64,
-    /// By layer, first to last: the mean of `beta` or `eta`, and of `gamma` or `lambda`, where it has them.
+    /// For each layer from first to last: the mean of `beta` or `eta`, and of `gamma` or `lambda`, where it has them.
     pub layers: Vec<BTreeMap<String, f64>>,
 }
 
-/// The program stopped by itself.
+/// Training ended, other than by a crash.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StopRecord {
     /// Steps done.
     pub step: u64,
-    /// `finished`, `interrupted`, or what went wrong.
+    /// `finished`, `interrupted`, or an error message.
     pub reason: String,
-    /// The most memory it held, in bytes, if the system tells.
+    /// Peak resident memory in bytes, where the system reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak_memory: Option<u64>,
 }
 
 impl Record {
-    /// Steps done when it was written.
+    /// Steps done when the record was written.
     pub fn step(&self) -> u64 {
         match self {
             Self::Start(record) => record.step,
@@ -138,49 +126,42 @@ impl Record {
     }
 }
 
-/// What is wrong with records.
+/// Why records cannot be read or written.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum MetricsError {
-    /// The system refused.
-    #[error("{path}: {error}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
-    /// A line is no record.
-    #[error("{path}, line {line}: not a record of a run: {error}")]
+    /// The file cannot be read or written.
+    #[error(transparent)]
+    Path(#[from] PathError),
+    /// A line is not a record.
+    #[error("{path}, line {line}: not a record of a run: {}", in_line(source))]
     Line {
         /// The file.
         path: PathBuf,
-        /// Counted from 1.
+        /// The number of the line, counted from 1.
         line: usize,
         /// What is wrong with it.
-        error: String,
+        source: serde_json::Error,
     },
 }
 
-/// Reads records. A last line that was cut off, as a kill leaves it, is passed over.
+/// Reads the records of a run. An incomplete last line, which a killed process may leave, is ignored.
 pub fn read_metrics(path: &Path) -> Result<Vec<Record>, MetricsError> {
-    Ok(parse(path, &read(path)?)?.into_iter().map(|(record, _)| record).collect())
+    let text = std::fs::read_to_string(path).at(path)?;
+    Ok(parse(path, &text)?.into_iter().map(|(record, _)| record).collect())
 }
 
-fn read(path: &Path) -> Result<String, MetricsError> {
-    std::fs::read_to_string(path).map_err(|error| MetricsError::Io { path: path.into(), error })
-}
-
-/// Records, each with its line.
+/// Parses records, each with its line.
 fn parse<'t>(path: &Path, text: &'t str) -> Result<Vec<(Record, &'t str)>, MetricsError> {
     let mut records = Vec::new();
     for (index, line) in text.split_inclusive('\n').enumerate().filter(|(_, line)| line.ends_with('\n')) {
-        let wrong = |error| MetricsError::Line { path: path.into(), line: index + 1, error: in_line(&error) };
+        let wrong = |source| MetricsError::Line { path: path.into(), line: index + 1, source };
         records.push((serde_json::from_str(line.trim_end()).map_err(wrong)?, line));
     }
     Ok(records)
 }
 
-/// Writes records, each at once.
+/// Writes records, each at once and as a whole line.
 #[derive(Debug)]
 pub(crate) struct MetricsLog {
     path: PathBuf,
@@ -188,40 +169,39 @@ pub(crate) struct MetricsLog {
 }
 
 impl MetricsLog {
-    /// Goes on after `step`: what was written about later steps will happen again.
+    /// Opens the records of a run that resumes after `step`, and drops those of later steps, which will be repeated.
     ///
-    /// A line that is no record does not keep a run from going on: it is left out, `warn` is told, and the file as it was stays beside.
+    /// A damaged line does not stop a run from resuming: it is left out with a warning, and the damaged file is kept
+    /// under another name.
     pub fn resume(path: &Path, step: u64, warn: &mut dyn FnMut(&str)) -> Result<Self, MetricsError> {
-        let io = |error| MetricsError::Io { path: path.into(), error };
-        // Damage need not be text.
-        let bytes = if path.exists() { std::fs::read(path).map_err(io)? } else { Vec::new() };
+        // A damaged file need not be UTF-8.
+        let bytes = if path.exists() { std::fs::read(path).at(path)? } else { Vec::new() };
         let text = String::from_utf8_lossy(&bytes);
         let records = match parse(path, &text) {
             Ok(records) => records,
             Err(error) => {
                 let beside = path.with_extension("damaged.jsonl");
-                falcon_nn::write_file(&beside, &bytes).map_err(io)?;
-                warn(&format!("{error}; left out, and the file as it was kept as {}", beside.display()));
+                write_file(&beside, &bytes)?;
+                warn(&format!("{error}; the line is left out, and the damaged file kept as {}", beside.display()));
                 let good = |line| serde_json::from_str(line).ok().map(|record: Record| (record, line));
                 text.split_inclusive('\n').filter(|line| line.ends_with('\n')).filter_map(good).collect()
             }
         };
-        let now = records.into_iter().filter(|(record, _)| record.step() <= step);
-        let kept: String = now.map(|(_, line)| line).collect();
-        falcon_nn::write_file(path, kept.as_bytes()).map_err(io)?;
-        let file = File::options().append(true).open(path).map_err(io)?;
+        let done = records.into_iter().filter(|(record, _)| record.step() <= step);
+        let kept: String = done.map(|(_, line)| line).collect();
+        write_file(path, kept.as_bytes())?;
+        let file = File::options().append(true).open(path).at(path)?;
         Ok(Self { path: path.into(), file })
     }
 
     pub fn write(&mut self, record: &Record) -> Result<(), MetricsError> {
-        let io = |error| MetricsError::Io { path: self.path.clone(), error };
-        // One call per line: a kill leaves whole lines but for the last.
-        self.file.write_all(&line(record)).map_err(io)
+        // One call per line, so that a killed process leaves complete lines except for the last.
+        Ok(self.file.write_all(&line(record)).at(&self.path)?)
     }
 
-    /// Returns when everything is on the disk.
+    /// Waits until all records are on the disk.
     pub fn sync(&mut self) -> Result<(), MetricsError> {
-        self.file.sync_data().map_err(|error| MetricsError::Io { path: self.path.clone(), error })
+        Ok(self.file.sync_data().at(&self.path)?)
     }
 }
 

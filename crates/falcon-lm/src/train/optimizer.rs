@@ -1,163 +1,183 @@
-//! AdamW with decoupled weight decay, and clipping by the norm of all gradients together.
+//! AdamW with decoupled weight decay, and clipping by the global norm of the gradients.
 //!
 //! ```text
 //! m ← β₁ m + (1 − β₁) g        v ← β₂ v + (1 − β₂) g²
 //! θ ← θ − r (m̂ / (√v̂ + ε) + w θ)        m̂ = m / (1 − β₁ᵗ), v̂ = v / (1 − β₂ᵗ)
 //! ```
 //!
-//! `r` is the learning rate times the parameter's width multiplier ([`falcon_nn::mup`]); `w` is 0 but for matrices. The decay is
-//! multiplied by the learning rate alone: it does not shrink with the width.
-
-use std::collections::BTreeMap;
+//! `r` is the learning rate times the parameter's width multiplier ([`falcon_nn::mup`]); `w` is the weight decay for
+//! matrices and 0 for everything else. The decay is multiplied by the learning rate alone, so it does not shrink with
+//! the width.
+//!
+//! Gradients and moments are indexed as [`Model::parameters`] are. One parallel pass over all of them updates
+//! parameters and moments in place; clipping is a factor that this pass multiplies the gradients by.
 
 use falcon_nn::{Model, mup};
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
 
-/// The constants of AdamW; the paper's by default.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AdamWConfig {
-    /// Memory of the mean.
-    pub beta1: f64,
-    /// Memory of the square.
-    pub beta2: f64,
-    /// Added to the root.
-    pub eps: f64,
-    /// Of matrices; vectors do not decay.
-    pub weight_decay: f64,
-}
+use crate::recipe::AdamWConfig;
 
-impl Default for AdamWConfig {
-    fn default() -> Self {
-        Self { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }
-    }
-}
-
-/// What AdamW remembers of a parameter.
+/// The moments of one parameter's gradient.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Moments {
-    /// Of the gradient.
+    /// Running mean of the gradient.
     pub mean: Vec<f32>,
-    /// Of its square.
+    /// Running mean of its square.
     pub square: Vec<f32>,
 }
 
-/// AdamW and its memory.
+/// AdamW and its moments.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamW {
     config: AdamWConfig,
     steps: u64,
-    moments: BTreeMap<String, Moments>,
+    /// One entry for each parameter; empty before the first step.
+    moments: Vec<Moments>,
 }
 
-/// Numbers that one task takes.
+/// Values that one parallel task takes.
 const BLOCK: usize = 1 << 14;
 
 impl AdamW {
-    /// Before the first step.
+    /// An optimizer before its first step.
     pub fn new(config: AdamWConfig) -> Self {
-        Self { config, steps: 0, moments: BTreeMap::new() }
+        Self { config, steps: 0, moments: Vec::new() }
     }
 
-    /// As it was after `steps` steps.
-    pub(super) fn resumed(config: AdamWConfig, steps: u64, moments: BTreeMap<String, Moments>) -> Self {
+    /// An optimizer restored after `steps` steps.
+    pub(super) fn resumed(config: AdamWConfig, steps: u64, moments: Vec<Moments>) -> Self {
         Self { config, steps, moments }
     }
 
-    /// What it remembers, by the names of the parameters.
-    pub(super) fn moments(&self) -> &BTreeMap<String, Moments> {
+    /// The moments of each parameter; empty before the first step.
+    pub(super) fn moments(&self) -> &[Moments] {
         &self.moments
     }
 
-    /// One step down the gradients, which are those of [`Model::gradients`].
-    pub fn step(&mut self, model: Model, gradients: &[(String, Vec<f32>)], lr: f64) -> Model {
+    /// One step at the learning rate `lr`, for the gradients that [`Model::gradients`] returns, scaled by `clip`.
+    /// Parameters that no clone of the model shares are updated in place.
+    pub fn step(&mut self, model: &mut Model, gradients: &[Vec<f32>], clip: Clip, lr: f64) {
         self.steps += 1;
-        let config = model.config().clone();
-        let mut gradients = gradients.iter();
-        model.with_parameters(|name, values| {
-            let (of, grad) = gradients.next().expect("a gradient for every parameter");
-            assert_eq!(of, name, "gradients in the order of the parameters");
-            let rate = lr * mup::learning_rate_multiplier(&config, name, &values.shape);
-            let decay = if values.shape.len() == 2 { lr * self.config.weight_decay } else { 0.0 };
-            let mut numbers = values.to_vec();
-            let moments = self
-                .moments
-                .entry(name.into())
-                .or_insert_with(|| Moments { mean: vec![0.0; grad.len()], square: vec![0.0; grad.len()] });
-            update(&self.config, self.steps, rate, decay, grad, moments, &mut numbers);
-            numbers
-        })
-    }
-}
-
-fn update(
-    config: &AdamWConfig,
-    steps: u64,
-    rate: f64,
-    decay: f64,
-    grad: &[f32],
-    moments: &mut Moments,
-    numbers: &mut [f32],
-) {
-    let AdamWConfig { beta1, beta2, eps, .. } = *config;
-    let correction = |beta: f64| 1.0 - beta.powf(steps as f64);
-    // Folded into the rate and ε, so that the loop is short.
-    let root = correction(beta2).sqrt();
-    let rate = (rate * root / correction(beta1)) as f32;
-    let (eps, keep) = ((eps * root) as f32, (1.0 - decay) as f32);
-    // In 64 bits: a memory close to 1 would lose what is left of it.
-    let (new1, new2) = ((1.0 - beta1) as f32, (1.0 - beta2) as f32);
-    let (beta1, beta2) = (beta1 as f32, beta2 as f32);
-    let Moments { mean, square } = moments;
-    numbers
-        .par_chunks_mut(BLOCK)
-        .zip(mean.par_chunks_mut(BLOCK))
-        .zip(square.par_chunks_mut(BLOCK))
-        .zip(grad.par_chunks(BLOCK))
-        .for_each(|(((numbers, mean), square), grad)| {
-            for (((x, m), v), g) in numbers.iter_mut().zip(mean).zip(square).zip(grad) {
-                *m = beta1 * *m + new1 * g;
-                *v = beta2 * *v + new2 * g * g;
-                *x = keep * *x - rate * *m / (v.sqrt() + eps);
+        if self.moments.is_empty() {
+            let zeros = |gradient: &Vec<f32>| vec![0.0; gradient.len()];
+            let moments = |gradient| Moments { mean: zeros(gradient), square: zeros(gradient) };
+            self.moments = gradients.iter().map(moments).collect();
+        }
+        let (parameters, config) = (model.parameters(), model.config().clone());
+        assert_eq!(parameters.len(), gradients.len(), "parameters, and gradients");
+        model.update_parameters(|values| {
+            let mut blocks = Vec::new();
+            let parameters = parameters.iter().zip(values).zip(&mut self.moments).zip(gradients);
+            for (((parameter, values), Moments { mean, square }), gradient) in parameters {
+                let rate = lr * mup::learning_rate_multiplier(&config, &parameter.name, &parameter.shape);
+                let decay = if parameter.shape.len() == 2 { lr * self.config.weight_decay } else { 0.0 };
+                let update = Update::new(&self.config, self.steps, rate, decay, clip.scale);
+                let moments = mean.chunks_mut(BLOCK).zip(square.chunks_mut(BLOCK));
+                let values = values.chunks_mut(BLOCK).zip(moments).zip(gradient.chunks(BLOCK));
+                blocks.extend(
+                    values.map(|((values, (mean, square)), gradient)| (update, values, mean, square, gradient)),
+                );
             }
+            blocks.into_par_iter().for_each(|(update, values, mean, square, gradient)| {
+                update.apply(values, mean, square, gradient);
+            });
         });
-}
-
-/// The norm of all gradients together.
-fn global_norm(gradients: &[(String, Vec<f32>)]) -> f64 {
-    let squares = gradients.iter().map(|(_, grad)| grad.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>());
-    squares.sum::<f64>().sqrt()
-}
-
-/// Scales gradients down so that the norm of all together is at most `most`, and returns what it was.
-pub fn clip(gradients: &mut [(String, Vec<f32>)], most: f64) -> f64 {
-    let norm = global_norm(gradients);
-    // A norm that is not a number stays for the caller to see.
-    if norm > most {
-        let scale = (most / norm) as f32;
-        gradients.iter_mut().for_each(|(_, grad)| grad.iter_mut().for_each(|g| *g *= scale));
     }
-    norm
+}
+
+/// The constants of one parameter's update. The bias corrections are folded into the rate and into `ε`.
+#[derive(Clone, Copy, Debug)]
+struct Update {
+    beta1: f32,
+    beta2: f32,
+    /// `1 − β`, subtracted in 64 bits: for `β` close to 1 the difference would be inexact in 32.
+    new1: f32,
+    new2: f32,
+    rate: f32,
+    eps: f32,
+    /// What weight decay leaves of a parameter.
+    keep: f32,
+    /// What clipping multiplies the gradient by.
+    clip: f32,
+}
+
+impl Update {
+    fn new(config: &AdamWConfig, steps: u64, rate: f64, decay: f64, clip: f32) -> Self {
+        let AdamWConfig { beta1, beta2, eps, .. } = *config;
+        let correction = |beta: f64| 1.0 - beta.powf(steps as f64);
+        let root = correction(beta2).sqrt();
+        Self {
+            beta1: beta1 as f32,
+            beta2: beta2 as f32,
+            new1: (1.0 - beta1) as f32,
+            new2: (1.0 - beta2) as f32,
+            rate: (rate * root / correction(beta1)) as f32,
+            eps: (eps * root) as f32,
+            keep: (1.0 - decay) as f32,
+            clip,
+        }
+    }
+
+    fn apply(self, values: &mut [f32], mean: &mut [f32], square: &mut [f32], gradient: &[f32]) {
+        for (((x, m), v), g) in values.iter_mut().zip(mean).zip(square).zip(gradient) {
+            let g = self.clip * g;
+            *m = self.beta1 * *m + self.new1 * g;
+            *v = self.beta2 * *v + self.new2 * g * g;
+            *x = self.keep * *x - self.rate * *m / (v.sqrt() + self.eps);
+        }
+    }
+}
+
+/// The global norm of gradients, and the factor that clips them to a largest norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Clip {
+    /// Norm of all gradients together, before clipping.
+    pub norm: f64,
+    /// What the gradients are multiplied by: below 1 if the norm is too large.
+    pub scale: f32,
+}
+
+/// Measures the global norm of gradients, and the factor that brings it down to at most `largest`.
+pub fn clip(gradients: &[Vec<f32>], largest: f64) -> Clip {
+    // Blocks are summed in a fixed order, so that the number of threads does not change the sum.
+    let blocks: Vec<&[f32]> = gradients.iter().flat_map(|gradient| gradient.chunks(BLOCK)).collect();
+    let sums: Vec<f64> = blocks.into_par_iter().map(sum_of_squares).collect();
+    let norm = sums.iter().sum::<f64>().sqrt();
+    // A non-finite norm is left to the caller, who stops the run.
+    Clip { norm, scale: if norm > largest { (largest / norm) as f32 } else { 1.0 } }
+}
+
+/// In 64 bits, and in lanes so that it vectorises.
+fn sum_of_squares(values: &[f32]) -> f64 {
+    let (blocks, rest) = values.as_chunks::<16>();
+    let mut lanes = [0.0; 16];
+    for block in blocks {
+        for (lane, x) in lanes.iter_mut().zip(block) {
+            *lane += f64::from(*x) * f64::from(*x);
+        }
+    }
+    lanes.iter().sum::<f64>() + rest.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>()
 }
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Device, TensorData};
-    use burn::tensor::{Int, Tensor};
-    use falcon_nn::{ModelConfig, cross_entropy};
+    use std::collections::BTreeMap;
+
+    use burn::tensor::Device;
+    use falcon_nn::{ModelConfig, Sequences, cross_entropy};
 
     use super::*;
 
     #[test]
     fn steps_are_the_definition() {
         let config = AdamWConfig { weight_decay: 0.0, ..AdamWConfig::default() };
-        let (mut moments, mut x) = (Moments { mean: vec![0.0; 3], square: vec![0.0; 3] }, [1.0, -2.0, 0.5]);
+        let (mut mean, mut square, mut x) = ([0.0; 3], [0.0; 3], [1.0, -2.0, 0.5]);
         let (mut m, mut v, mut y) = ([0.0; 3], [0.0; 3], [1.0, -2.0, 0.5]);
         for step in 1..=5u64 {
             let grad = [0.3, -1e-4 * step as f32, 2.0 - step as f32];
-            update(&config, step, 1e-2, 1e-3, &grad, &mut moments, &mut x);
+            Update::new(&config, step, 1e-2, 1e-3, 0.5).apply(&mut x, &mut mean, &mut square, &grad);
             for i in 0..3 {
-                let g = f64::from(grad[i]);
+                let g = 0.5 * f64::from(grad[i]);
                 m[i] = 0.9 * m[i] + 0.1 * g;
                 v[i] = 0.95 * v[i] + 0.05 * g * g;
                 let (m, v) = (m[i] / (1.0 - 0.9f64.powf(step as f64)), v[i] / (1.0 - 0.95f64.powf(step as f64)));
@@ -169,15 +189,14 @@ mod tests {
 
     #[test]
     fn clipping_is_global() {
-        let of = || vec![("a".to_string(), vec![3.0f32, 0.0]), ("b".to_string(), vec![4.0])];
-        let mut grads = of();
-        assert_eq!(clip(&mut grads, 1.0), 5.0);
-        assert!((global_norm(&grads) - 1.0).abs() < 1e-6);
-        assert!((grads[0].1[0] / grads[1].1[0] - 0.75).abs() < 1e-6, "the direction stays");
-        let mut small = of();
-        assert_eq!((clip(&mut small, 5.0), small), (5.0, of()));
-        let mut spoilt = vec![("a".to_string(), vec![f32::NAN])];
-        assert!(clip(&mut spoilt, 1.0).is_nan());
+        let gradients = [vec![3.0f32, 0.0], vec![4.0]];
+        assert_eq!(clip(&gradients, 1.0), Clip { norm: 5.0, scale: 0.2 });
+        assert_eq!(clip(&gradients, 5.0), Clip { norm: 5.0, scale: 1.0 });
+        let spoilt = clip(&[vec![f32::NAN]], 1.0);
+        assert!(spoilt.norm.is_nan() && spoilt.scale == 1.0);
+        let many: Vec<f32> = (0..3 * BLOCK + 5).map(|i| (i as f32 * 0.1).sin()).collect();
+        let expected = many.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+        assert!((clip(&[many], 1.0).norm / expected - 1.0).abs() < 1e-12);
     }
 
     fn train(steps: u64, threads: usize) -> (Vec<f32>, Model, AdamW) {
@@ -186,15 +205,14 @@ mod tests {
             let device = Device::flex().autodiff();
             let mut model = ModelConfig::preset("falcon-3.3", "tiny", 16).unwrap().init(1, &device).unwrap();
             let mut optimizer = AdamW::new(AdamWConfig::default());
-            let ids: Vec<i32> = (0..40).map(|i| (i * i + 3 * i) % 16).collect();
-            let targets: Vec<i64> = ids.iter().map(|id| i64::from((id * 5 + 1) % 16)).collect();
-            let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [2, 20]), &device);
+            let ids: Vec<u32> = (0..40).map(|i| (i * i + 3 * i) % 16).collect();
+            let targets: Vec<Option<u32>> = ids.iter().map(|id| Some((id * 5 + 1) % 16)).collect();
+            let sequences = Sequences::uniform(2, 20);
             let mut losses = Vec::new();
             for _ in 0..steps {
-                let loss = cross_entropy(model.forward(ids.clone()).reshape([40, 16]), &targets);
-                let mut gradients = model.gradients(&loss.backward());
-                clip(&mut gradients, 1.0);
-                model = optimizer.step(model, &gradients, 3e-3);
+                let loss = cross_entropy(model.run(&ids, &sequences, &mut model.state(2)), &targets);
+                let gradients = model.gradients(loss.backward());
+                optimizer.step(&mut model, &gradients, clip(&gradients, 1.0), 3e-3);
                 losses.push(loss.into_scalar());
             }
             (losses, model, optimizer)
@@ -216,13 +234,13 @@ mod tests {
         let device = Device::flex();
         let config = ModelConfig { mup_base_width: 32, ..ModelConfig::preset("falcon-1.3", "tiny", 16).unwrap() };
         let model = config.init(1, &device).unwrap();
-        let gradients = |value: f32| -> Vec<_> {
-            let parameters = model.parameters().into_iter();
-            parameters.map(|p| (p.name, vec![value; p.shape.iter().product()])).collect()
+        let gradients = |value: f32| -> Vec<Vec<f32>> {
+            model.parameters().iter().map(|parameter| vec![value; parameter.shape.iter().product()]).collect()
         };
         let moved = |value: f32, weight_decay: f64| {
             let config = AdamWConfig { weight_decay, ..AdamWConfig::default() };
-            let after = AdamW::new(config).step(model.clone(), &gradients(value), 1e-2);
+            let mut after = model.clone();
+            AdamW::new(config).step(&mut after, &gradients(value), Clip { norm: 1.0, scale: 1.0 }, 1e-2);
             let numbers = |model: &Model| {
                 let mut first = BTreeMap::new();
                 model.visit_parameters(|name, _, values| {

@@ -1,40 +1,57 @@
 //! The gradients of one step.
 
-use falcon_nn::{Model, cross_entropy, predictions};
+use falcon_nn::{Model, loss_and_predictions};
 
-use crate::evaluate::{Tally, logits};
-use crate::tasks::Batch;
+use crate::batch::Batch;
+use crate::predict::logits;
+use crate::scores::Tally;
 
-/// What a step learns from a batch.
+/// Loss, accuracy and gradients of one batch.
 #[derive(Clone, Debug)]
 pub struct StepGradients {
-    /// Cross-entropy in nats per target token.
+    /// Mean cross-entropy in nats over all targets.
     pub loss: f64,
-    /// Fraction of target tokens whose largest logit is right.
+    /// Fraction of targets whose logit is the largest.
     pub accuracy: f64,
-    /// As [`Model::gradients`] has them.
-    pub gradients: Vec<(String, Vec<f32>)>,
+    /// The gradient of each parameter, in the order of [`Model::parameters`].
+    pub gradients: Vec<Vec<f32>>,
 }
 
-/// Loss, accuracy and gradients of a batch, computed in `parts` parts: less memory, and the same sum but for rounding.
+/// Loss, accuracy and gradients of a batch. It is computed in `parts` parts, which takes less memory and gives the same
+/// sums up to rounding.
 pub fn gradients(model: &Model, batch: &Batch, parts: usize) -> StepGradients {
-    let asked = batch.asked().max(1) as f64;
-    let (mut loss, mut tally, mut sum) = (0.0, Tally::default(), Vec::<(String, Vec<f32>)>::new());
-    for part in batch.split(parts) {
-        let logits = logits(model, &part);
-        tally += Tally::of(&part, &predictions(logits.clone().inner(), &part.targets));
-        // The mean over the part counts as much as it has tokens.
-        let share = part.asked() as f64 / asked;
-        let mean = cross_entropy(logits, &part.targets).mul_scalar(share);
-        let gradients = model.gradients(&mean.backward());
-        loss += f64::from(mean.into_scalar::<f32>());
-        if sum.is_empty() {
-            sum = gradients;
-            continue;
-        }
-        for ((_, sum), (_, part)) in sum.iter_mut().zip(gradients) {
-            sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+    let mut sums =
+        Sums { targets: batch.asked().max(1), loss: 0.0, tally: Tally::default(), gradients: Vec::new() };
+    if parts <= 1 {
+        sums.add(model, batch);
+    } else {
+        batch.split(parts).iter().for_each(|part| sums.add(model, part));
+    }
+    StepGradients { loss: sums.loss, accuracy: sums.tally.scores().accuracy, gradients: sums.gradients }
+}
+
+struct Sums {
+    /// Targets of all parts together.
+    targets: usize,
+    loss: f64,
+    tally: Tally,
+    gradients: Vec<Vec<f32>>,
+}
+
+impl Sums {
+    /// Adds a part, weighted by its share of the targets.
+    fn add(&mut self, model: &Model, part: &Batch) {
+        let (mean, predictions) = loss_and_predictions(logits(model, part), &part.targets);
+        self.tally += Tally::of(part, &predictions);
+        let mean = mean.mul_scalar(part.asked() as f64 / self.targets as f64);
+        let gradients = model.gradients(mean.backward());
+        self.loss += f64::from(mean.into_scalar::<f32>());
+        if self.gradients.is_empty() {
+            self.gradients = gradients;
+        } else {
+            for (sum, part) in self.gradients.iter_mut().zip(gradients) {
+                sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+            }
         }
     }
-    StepGradients { loss, accuracy: tally.scores().accuracy, gradients: sum }
 }

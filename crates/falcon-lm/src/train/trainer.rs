@@ -1,4 +1,4 @@
-//! The loop: draw a batch, take a step, measure, save.
+//! The training loop: draw a batch, take a step, evaluate, save a checkpoint.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,123 +13,121 @@ use super::checkpoint::{Best, Checkpoint, CheckpointError, Progress};
 use super::folder::{Change, Changes, FolderError, RunFolder};
 use super::health::{Fault, diagnose, looks};
 use super::metrics::{
-    EvalRecord, GatesRecord, METRICS_FILE, MetricsError, MetricsLog, Record, Scores, StartRecord, StopRecord,
-    TrainRecord,
+    EvalRecord, GatesRecord, METRICS_FILE, MetricsError, MetricsLog, Record, StartRecord, StopRecord, TrainRecord,
 };
+use super::optimizer::{AdamW, clip};
 use super::step::{StepGradients, gradients};
-use super::{AdamW, Schedule, clip};
+use crate::batch::{Batch, Split, VALIDATION};
 use crate::config::{RUN_FILE, RunConfig, RunConfigError};
 use crate::data::{CacheError, TOKENIZER_FILE, Tokenizer};
-use crate::evaluate::{evaluate, tokens};
-use crate::tasks::{Batch, Moment, Split, Task, TaskError, VALIDATION};
+use crate::monitor::Monitor;
+use crate::predict::evaluate;
+use crate::random::Moment;
+use crate::recipe::Schedule;
+use crate::scores::Scores;
+use crate::tasks::{Task, TaskError};
 use crate::{machine, memory};
 
-/// Who looks on while a run goes.
-pub trait Watch {
-    /// Told everything that is recorded.
+/// Follows a run, and may cancel it: the [`Monitor`] is told how many bytes of text are encoded before the first step,
+/// and asked before every step whether to save a checkpoint and stop.
+pub trait Watch: Monitor {
+    /// Called with every record that is written to the metrics.
     fn record(&mut self, _record: &Record) {}
 
-    /// Told what is worth knowing about the run, such as a value that has changed.
+    /// Called with information about the run, such as a value that has changed.
     fn note(&mut self, _message: &str) {}
 
-    /// Told what is amiss but can be lived with.
+    /// Called with problems that do not stop the run.
     fn warn(&mut self, _message: &str) {}
-
-    /// Told how many bytes of text have been made into tokens, where that has to be done first; asked whether to stop after each of them.
-    fn reading(&mut self, _bytes: usize) {}
-
-    /// Asked before every step: whether to save and stop.
-    fn stop(&mut self) -> bool {
-        false
-    }
 }
 
-/// Looks on in silence.
+/// Ignores everything.
 impl Watch for () {}
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All steps are done.
+    /// All steps were taken.
     Finished,
-    /// Asked to stop; the rest can be done another time.
+    /// It was interrupted and can be resumed.
     Interrupted,
 }
 
-/// Why a run could not go on.
+/// Why a run cannot start or continue.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum TrainError {
     /// The configuration cannot be run.
     #[error(transparent)]
     Config(#[from] RunConfigError),
-    /// The task cannot be opened or gone on with.
+    /// The task cannot be opened or resumed.
     #[error(transparent)]
     Task(#[from] TaskError),
     /// The folder cannot be used.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// There are no weights to start from.
+    /// The weights to start from cannot be read.
     #[error("train.init_from: {0}")]
     Initial(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A record cannot be written.
-    #[error("{error}\nmend that, and the same command {again}")]
+    #[error("{source}\nmend that, and the same command {again}")]
     Metrics {
         /// What is wrong.
-        error: MetricsError,
-        /// What the same command would do.
+        source: MetricsError,
+        /// What the same command would do then.
         again: String,
     },
     /// A checkpoint cannot be written.
-    #[error("the checkpoint of step {step} cannot be written: {error}\nmend that, and the same command {again}")]
+    #[error("the checkpoint of step {step} cannot be written: {source}\nmend that, and the same command {again}")]
     Checkpoint {
-        /// Steps done.
+        /// The step of the checkpoint.
         step: u64,
         /// What is wrong.
-        error: Box<CheckpointError>,
-        /// What the same command would do.
+        source: Box<CheckpointError>,
+        /// What the same command would do then.
         again: String,
     },
-    /// The loss went bad.
+    /// The loss or a gradient is not finite, or the loss spiked.
     #[error("step {step}: {what}: {fault}\n{kept}")]
     Bad {
         /// The step.
         step: u64,
-        /// What was seen.
+        /// What was observed.
         what: String,
-        /// What first went bad.
+        /// The first tensor that is wrong.
         fault: Fault,
-        /// What there is to go on from.
+        /// Which checkpoint is left, and what to do.
         kept: String,
     },
 }
 
 impl TrainError {
-    /// Whether it was asked to stop before the first step, while text was made into tokens.
+    /// Whether the run was cancelled before its first step, while text was being tokenized.
     pub fn is_interrupt(&self) -> bool {
-        matches!(self, Self::Task(TaskError::Data { error, .. }) if matches!(**error, CacheError::Interrupted))
+        matches!(self, Self::Task(TaskError::Data { source, .. }) if matches!(**source, CacheError::Cancelled(_)))
     }
 }
 
 /// How a run is opened.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening {
-    /// Whether a run that is there may be given other values for keys of `[train]`.
+    /// Whether an existing run may be given other values for keys of `[train]`.
     pub changes: Changes,
     /// Makes the model that a new run starts from.
     pub initial: InitialModel,
 }
 
-/// Makes the model of a new run from its configuration and the tokenizer of its task, on a device.
+/// A function that makes the model of a new run from its configuration and the tokenizer of its task.
 pub type InitialModel = fn(&RunConfig, Option<&Tokenizer>, &Device) -> Result<Model, TrainError>;
 
 impl Default for Opening {
-    /// Random weights, and no changes.
+    /// Random weights, and no changes to an existing run.
     fn default() -> Self {
         Self { changes: Changes::Refuse, initial: fresh_model }
     }
 }
 
-/// A run, ready to go or to go on.
+/// A training run, new or resumed.
 pub struct Trainer {
     config: RunConfig,
     folder: RunFolder,
@@ -143,28 +141,30 @@ pub struct Trainer {
     saved: Option<u64>,
 }
 
-/// The weight of the past in the smoothed loss.
+/// Weight of the previous value in the smoothed loss.
 const MEMORY: f64 = 0.9;
 
 impl Trainer {
-    /// A run of `config` in the folder `path`: a new one, or the one that is there, from its last checkpoint. A run
-    /// of another configuration is refused.
+    /// Opens the run of `config` in the folder `path`: starts a new one, or resumes the one that is there from its last
+    /// checkpoint. A run of another configuration is refused.
     pub fn open(config: &RunConfig, path: &Path, watch: &mut dyn Watch) -> Result<Self, TrainError> {
-        Self::open_by(config, path, &Opening::default(), watch)
+        let tokenizer = config.task.open_tokenizer()?;
+        Self::open_by(config, tokenizer, path, &Opening::default(), watch)
     }
 
-    /// The same, with a say in how a run starts and in what of it may change.
+    /// As [`Trainer::open`], with the tokenizer of the task already opened, and with options for how a run starts and
+    /// what may change.
     pub fn open_by(
         config: &RunConfig,
+        tokenizer: Tokenizer,
         path: &Path,
         opening: &Opening,
         watch: &mut dyn Watch,
     ) -> Result<Self, TrainError> {
-        // What needs no folder first: a folder should not be left behind by a run that cannot be.
-        let mut task = config.task.open(&mut |bytes| {
-            watch.reading(bytes);
-            !watch.stop()
-        })?;
+        // Everything that can fail without a folder comes first, so that no folder is left behind by a run that cannot
+        // start.
+        config.check_vocabulary(&tokenizer)?;
+        let mut task = config.task.open(tokenizer, watch)?;
         let device = Device::flex().autodiff();
         let initial = |task: &dyn Task| (opening.initial)(config, task.tokenizer(), &device);
         let fresh = if path.join(RUN_FILE).exists() { None } else { Some(initial(&*task)?) };
@@ -200,47 +200,47 @@ impl Trainer {
         let tokenizer = task.tokenizer().map(Tokenizer::vocabulary_fingerprint);
         let progress = Progress { tokenizer, ..progress };
         if let Some(tokenizer) = task.tokenizer() {
-            // The run keeps a copy, wherever its tokenizer came from: `restore` has seen that it is the same one.
+            // The run keeps a copy of its tokenizer. `restore` has checked that it is the same one.
             tokenizer.save(&folder.path().join(TOKENIZER_FILE)).map_err(TaskError::Tokenizer)?;
         }
         let log = MetricsLog::resume(&folder.path().join(METRICS_FILE), progress.step, &mut |m| watch.warn(m));
-        let log = log.map_err(|error| TrainError::Metrics { error, again: again(&folder, saved) })?;
+        let log = log.map_err(|source| TrainError::Metrics { source, again: again(&folder, saved) })?;
         let splits = task.splits();
         let mut trainer =
             Self { config: config.clone(), folder, device, model, optimizer, progress, task, splits, log, saved };
         if config.train.init_from.is_some() && trainer.saved.is_none() {
-            // From here on the run does not depend on the model that it started from.
+            // With this checkpoint the run no longer depends on the model that it started from.
             trainer.save(watch)?;
         }
         Ok(trainer)
     }
 
-    /// Steps done.
+    /// Number of steps taken.
     pub fn step(&self) -> u64 {
         self.progress.step
     }
 
-    /// Tokens of one pass over the training data; none of a task that never runs out of data.
+    /// Tokens in one pass over the training data; `None` for a task that generates its data.
     pub fn epoch(&self) -> Option<usize> {
         self.task.epoch()
     }
 
-    /// The best measurement so far.
+    /// The best validation so far.
     pub fn best(&self) -> Option<Best> {
         self.progress.best
     }
 
-    /// Where the run is.
+    /// The folder of the run.
     pub fn folder(&self) -> &RunFolder {
         &self.folder
     }
 
-    /// Where the run is, which stays closed to others as long as this is kept.
-    pub(crate) fn into_folder(self) -> RunFolder {
+    /// The folder of the run, which stays locked until it is dropped.
+    pub fn into_folder(self) -> RunFolder {
         self.folder
     }
 
-    /// Trains to the end, or until `watch` says to stop.
+    /// Trains to the last step, or until `watch` cancels.
     pub fn run(&mut self, watch: &mut dyn Watch) -> Result<Outcome, TrainError> {
         let steps = self.config.train.schedule.steps;
         if self.progress.step >= steps {
@@ -255,7 +255,7 @@ impl Trainer {
         };
         self.write(Record::Start(start), watch)?;
         while self.progress.step < steps {
-            if watch.stop() {
+            if watch.cancelled() {
                 self.save(watch)?;
                 self.stop("interrupted", watch)?;
                 return Ok(Outcome::Interrupted);
@@ -267,7 +267,8 @@ impl Trainer {
                 best = self.measure(watch)?;
             }
             if step == steps {
-                // Before the checkpoint, which is what tells a finished run; killed in between, the record is written again.
+                // The last checkpoint marks a finished run, so this record comes first. After a kill in between it is
+                // written again.
                 self.stop("finished", watch)?;
             }
             if best || step.is_multiple_of(self.config.train.save_every) || step == steps {
@@ -277,26 +278,26 @@ impl Trainer {
         Ok(Outcome::Finished)
     }
 
-    /// One step.
+    /// Takes one step.
     fn advance(&mut self, watch: &mut dyn Watch) -> Result<(), TrainError> {
         let begin = Instant::now();
         let train = &self.config.train;
         let step = self.progress.step;
         let moment = Moment { seed: train.seed, step, steps: train.schedule.steps };
         let batch = self.task.batch(moment, train.batch);
-        let StepGradients { loss, accuracy, mut gradients } = gradients(&self.model, &batch, train.accumulate);
-        let grad_norm = clip(&mut gradients, train.clip);
-        if let Some(what) = self.complaint(loss, grad_norm) {
+        let StepGradients { loss, accuracy, gradients } = gradients(&self.model, &batch, train.accumulate);
+        let clip = clip(&gradients, train.clip);
+        if let Some(what) = self.complaint(loss, clip.norm) {
             return Err(self.bad(step + 1, what, &gradients, &batch, watch)?);
         }
         let lr = train.schedule.at(step);
-        self.model = self.optimizer.step(self.model.clone(), &gradients, lr);
+        self.optimizer.step(&mut self.model, &gradients, clip, lr);
         let recent = self.progress.recent_loss.unwrap_or(loss);
         self.progress.recent_loss = Some(MEMORY * recent + (1.0 - MEMORY) * loss);
         let before = self.task.values();
         self.task.observe(accuracy);
         if self.task.values() != before {
-            // It asks for something else from now on, at which the model may be bad.
+            // The task has become harder, so a higher loss is not a spike.
             self.progress.recent_loss = None;
         }
         self.progress.step += 1;
@@ -306,7 +307,7 @@ impl Trainer {
             loss,
             accuracy,
             lr,
-            grad_norm,
+            grad_norm: clip.norm,
             tokens: batch.tokens.len(),
             seconds: begin.elapsed().as_secs_f64(),
             task: self.task.values(),
@@ -314,7 +315,7 @@ impl Trainer {
         self.write(Record::Train(record), watch)
     }
 
-    /// What is wrong with a step, if something is.
+    /// What is wrong with the loss or the gradients of a step, if anything.
     fn complaint(&self, loss: f64, grad_norm: f64) -> Option<String> {
         if !loss.is_finite() {
             return Some(format!("the loss is {loss}"));
@@ -322,18 +323,18 @@ impl Trainer {
         if !grad_norm.is_finite() {
             return Some(format!("the norm of the gradients is {grad_norm}, the loss {loss:.4}"));
         }
-        let (spike, recent) = (self.config.train.spike, self.progress.recent_loss?);
+        let (spike, recent) = (self.config.train.spike?, self.progress.recent_loss?);
         let guessing = (self.config.model.vocab_size as f64).ln();
-        let bad = spike > 0.0 && loss > spike * recent && loss > guessing;
+        let bad = loss > spike * recent && loss > guessing;
         bad.then(|| format!("the loss jumped to {loss:.4}, from {recent:.4} of late; guessing has {guessing:.4}"))
     }
 
-    /// Records that a run went bad on a batch, and what first did.
+    /// Records that a run failed on a batch, and returns the error that names the first wrong tensor.
     fn bad(
         &mut self,
         step: u64,
         what: String,
-        gradients: &[(String, Vec<f32>)],
+        gradients: &[Vec<f32>],
         batch: &Batch,
         watch: &mut dyn Watch,
     ) -> Result<TrainError, TrainError> {
@@ -355,7 +356,7 @@ impl Trainer {
         Ok(bad)
     }
 
-    /// Measures all splits, and says whether this is the best so far.
+    /// Evaluates all splits, and returns whether the validation is the best so far.
     fn measure(&mut self, watch: &mut dyn Watch) -> Result<bool, TrainError> {
         let (step, model) = (self.progress.step, self.model.valid());
         let splits = std::mem::take(&mut self.splits);
@@ -374,7 +375,7 @@ impl Trainer {
         Ok(best)
     }
 
-    /// Records the scores on `splits`, and returns those of validation.
+    /// Records the scores of `splits`, and returns those of the validation split.
     fn measure_on(
         &mut self,
         splits: &[Split],
@@ -405,18 +406,18 @@ impl Trainer {
         Ok(validation)
     }
 
-    /// Writes a checkpoint, unless the last one is of this step.
+    /// Writes a checkpoint, unless there is one of this step.
     fn save(&mut self, watch: &mut dyn Watch) -> Result<(), TrainError> {
         let step = self.progress.step;
         if self.saved == Some(step) {
             return Ok(());
         }
         self.folder.check()?;
-        // Records first: a checkpoint never knows more steps than they do.
-        self.log.sync().map_err(|error| TrainError::Metrics { error, again: self.again() })?;
+        // Metrics first, so that they are never behind a checkpoint.
+        self.log.sync().map_err(|source| TrainError::Metrics { source, again: self.again() })?;
         let best = self.progress.best.map(|best| best.step);
         let saved = Checkpoint::save(&self.folder.checkpoint(step), &self.model, &self.optimizer, &self.progress);
-        saved.map_err(|error| TrainError::Checkpoint { step, error: Box::new(error), again: self.again() })?;
+        saved.map_err(|error| TrainError::Checkpoint { step, source: Box::new(error), again: self.again() })?;
         self.saved = Some(step);
         if let Err(error) = self.folder.prune(self.config.train.keep, best) {
             watch.warn(&format!("older checkpoints cannot be removed: {error}"));
@@ -430,7 +431,7 @@ impl Trainer {
     }
 
     fn write(&mut self, record: Record, watch: &mut dyn Watch) -> Result<(), TrainError> {
-        self.log.write(&record).map_err(|error| TrainError::Metrics { error, again: self.again() })?;
+        self.log.write(&record).map_err(|source| TrainError::Metrics { source, again: self.again() })?;
         watch.record(&record);
         Ok(())
     }
@@ -440,7 +441,7 @@ impl Trainer {
     }
 }
 
-/// The model of a run that starts from random weights.
+/// A model with random weights: the default start of a run.
 pub fn fresh_model(
     config: &RunConfig,
     _tokenizer: Option<&Tokenizer>,
@@ -449,7 +450,7 @@ pub fn fresh_model(
     Ok(config.model.init(config.train.seed, device).map_err(RunConfigError::from)?)
 }
 
-/// What the same command would do, after the checkpoint of a step or without one.
+/// What the same command would do next, with or without a checkpoint to resume from.
 fn again(folder: &RunFolder, saved: Option<u64>) -> String {
     match saved {
         Some(step) => format!("goes on from {}, which is whole", folder.checkpoint(step).display()),
@@ -457,20 +458,20 @@ fn again(folder: &RunFolder, saved: Option<u64>) -> String {
     }
 }
 
-/// The means of the gates, by layer.
+/// The mean of each gate, by layer.
 fn gates(model: &Model, splits: &[Split]) -> Vec<BTreeMap<String, f64>> {
     let mut layers = vec![BTreeMap::new(); model.config().num_hidden_layers];
-    // The longest group of the validation split says most.
+    // The group with the longest sequences is the most informative.
     let validation = splits.iter().find(|split| split.name == VALIDATION);
     let Some((_, batch)) = validation.and_then(|split| split.groups.last()) else { return layers };
     let parts = looks(batch);
     let Some(batch) = parts.first() else { return layers };
-    model.observe(tokens(batch, &model.device()), &batch.sequences, |name, numbers| {
+    model.observe(&batch.tokens, &batch.sequences, |name, numbers| {
         let gate = name.strip_prefix("layers.").and_then(|rest| rest.split_once(".attn."));
         let Some((layer, gate @ ("beta" | "eta" | "lambda" | "gamma"))) = gate else { return };
         let mean = numbers.iter().map(|x| f64::from(*x)).sum::<f64>() / numbers.len().max(1) as f64;
         let layer: usize = layer.parse().expect("layers are numbered");
-        // JSON has no other numbers.
+        // JSON has no non-finite numbers.
         if mean.is_finite() {
             layers[layer].insert(gate.to_string(), mean);
         }

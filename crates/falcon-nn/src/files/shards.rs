@@ -1,21 +1,22 @@
-//! Which files hold the weights of a model: one, or the shards that an index lists.
+//! The files that hold the weights of a model: a single one, or the shards that an index lists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
+use falcon_base::files::read_file;
 use serde::Deserialize;
 
-use super::WEIGHTS_FILE;
-use super::arrays::read_file;
-use super::error::FileError;
+use crate::file_error::FileError;
 
-/// The index of weights that are in several files, as Hugging Face's transformers write it.
+/// Name of the file of weights in the folder of a model.
+pub const WEIGHTS_FILE: &str = "model.safetensors";
+/// Name of the index of weights in several files, as Hugging Face's transformers write it.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
-/// An index of a million tensors is smaller.
+/// The largest index that is read. An index of a million tensors is smaller.
 const LARGEST_INDEX: u64 = 1 << 28;
 
-/// A file of weights, and the tensors that must be in it; any if that is not known.
+/// A file of weights, and the tensors that it must hold if an index lists them.
 pub(super) struct Shard {
     pub path: PathBuf,
     pub tensors: Option<BTreeSet<String>>,
@@ -31,7 +32,7 @@ pub fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
     Ok(shards(folder)?.into_iter().map(|shard| shard.path).collect())
 }
 
-/// The same, with the tensors of each.
+/// The files that hold the weights of the model in `folder`, with the tensors that an index lists for each.
 pub(super) fn shards(folder: &Path) -> Result<Vec<Shard>, FileError> {
     let (single, path) = (folder.join(WEIGHTS_FILE), folder.join(INDEX_FILE));
     if single.exists() || !path.exists() {
@@ -39,8 +40,8 @@ pub(super) fn shards(folder: &Path) -> Result<Vec<Shard>, FileError> {
     }
     let wrong = |what: String| FileError::Index { path: path.clone(), what };
     let json = read_file(&path, LARGEST_INDEX)?;
-    let index: Index = serde_json::from_slice(&json)
-        .map_err(|error| wrong(format!("not an index of sharded weights: {error}")))?;
+    let index: Index =
+        serde_json::from_slice(&json).map_err(|source| FileError::IndexJson { path: path.clone(), source })?;
     let mut files: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (tensor, file) in index.weight_map {
         files.entry(file).or_default().insert(tensor);
@@ -49,8 +50,8 @@ pub(super) fn shards(folder: &Path) -> Result<Vec<Shard>, FileError> {
         return Err(wrong("its weight_map lists no tensor".into()));
     }
     let shard = |(file, tensors): (String, BTreeSet<String>)| {
-        let tensor = tensors.first().expect("a file is listed by a tensor").clone();
-        // A name with a folder in it could lead anywhere.
+        let tensor = tensors.first().expect("a file is listed for a tensor").clone();
+        // A path could lead out of the folder.
         if Path::new(&file).file_name() != Some(OsStr::new(&file)) || file.contains(['/', '\\']) {
             return Err(wrong(format!(
                 "tensor {tensor:?} is in {file:?}, which is not the name of a file in the same folder"

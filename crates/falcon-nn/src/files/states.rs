@@ -1,74 +1,105 @@
-//! States on disk: safetensors files whose metadata has a format version and a checksum of everything else.
+//! Saved states: safetensors files whose metadata holds the positions, a format version and a checksum.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use falcon_base::hex;
 use sha2::{Digest, Sha256};
 
 use super::arrays::{Metadata, NamedArrays, read_with_metadata, write_with};
-use super::error::FileError;
+use crate::file_error::FileError;
 use crate::mixer::Arrays;
 use crate::model::{Model, ModelState};
 
-/// The positions in a saved state, a number for each sequence.
-const POSITIONS: &str = "positions";
-/// The key of the file's metadata: a JSON object with the version, the checksum and all texts. One key, because the
-/// order of several is not defined, and equal states should be equal files.
+/// The state of a model as plain numbers, as a file holds it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SavedState {
+    /// Number of tokens of each sequence so far.
+    pub positions: Vec<usize>,
+    /// The arrays of all layers by name.
+    pub arrays: NamedArrays,
+    /// Texts that are saved with the state, by names other than those of the format.
+    pub texts: Metadata,
+}
+
+/// The key of the file's metadata. Its value is a JSON object with the version, the checksum, the positions and all
+/// texts. It is a single key because safetensors does not define the order of several, and equal states should give
+/// equal files.
 const STATE_KEY: &str = "falcon_state";
-/// The key of that object that has the version of the format.
+/// The key of the format version within that object.
 const VERSION_KEY: &str = "version";
-/// The version that is written and read.
-const VERSION: &str = "2";
-/// The key of that object that has the checksum.
+/// The version that is written and read. Version 2 stored positions and counts as floating-point tensors.
+const VERSION: &str = "3";
+/// The key of the checksum within that object.
 const CHECKSUM_KEY: &str = "sha256";
+/// The key of the positions within that object. In files before version 2 it was the name of a tensor.
+const POSITIONS: &str = "positions";
+/// A position beyond this is refused, so that later ones do not overflow.
+const LAST_POSITION: usize = 1 << 48;
 
-/// Writes arrays and texts with a format version and a checksum, by which [`read_sealed`] finds any change.
-pub fn write_sealed(path: &Path, arrays: &NamedArrays, texts: &Metadata) -> Result<(), FileError> {
-    let mut metadata = texts.clone();
-    metadata.insert(VERSION_KEY.into(), VERSION.into());
-    metadata.insert(CHECKSUM_KEY.into(), checksum(arrays, &metadata));
-    let text = serde_json::to_string(&metadata).expect("texts are plain data");
-    write_with(path, arrays, &Metadata::from([(STATE_KEY.to_string(), text)]))
+impl SavedState {
+    /// Writes a file with a format version and a checksum, which [`SavedState::read`] verifies.
+    pub fn write(&self, path: &Path) -> Result<(), FileError> {
+        let mut metadata = self.texts.clone();
+        metadata.insert(VERSION_KEY.into(), VERSION.into());
+        let positions: Vec<String> = self.positions.iter().map(usize::to_string).collect();
+        metadata.insert(POSITIONS.into(), positions.join(" "));
+        metadata.insert(CHECKSUM_KEY.into(), checksum(&self.arrays, &metadata));
+        let text = serde_json::to_string(&metadata).expect("texts are plain data");
+        write_with(path, &self.arrays, &Metadata::from([(STATE_KEY.to_string(), text)]))
+    }
+
+    /// Reads a file that [`SavedState::write`] has written. A file of another format version, or one that has been
+    /// changed since, is refused.
+    pub fn read(path: &Path) -> Result<Self, FileError> {
+        let (arrays, outer) = read_with_metadata(path)?;
+        let refuse = |what: String| FileError::State { path: path.into(), what };
+        let inner = outer.get(STATE_KEY).and_then(|text| serde_json::from_str::<Metadata>(text).ok());
+        let mut metadata = inner.unwrap_or_default();
+        match metadata.get(VERSION_KEY).map(String::as_str) {
+            Some(VERSION) => {}
+            Some(other) => {
+                return Err(refuse(format!(
+                    "a state of format version {other:?}, but this version of falcon reads {VERSION:?}: use the version \
+                     that wrote it, or read the text again and save the state anew"
+                )));
+            }
+            None if arrays.contains_key(POSITIONS) => {
+                return Err(refuse(
+                    "a state of an earlier version of falcon, which has no checksum: read the text again and save the \
+                     state anew, as by `falcon generate --state-out`"
+                        .into(),
+                ));
+            }
+            None => return Err(refuse("not a saved state; `falcon generate --state-out` writes them".into())),
+        }
+        let Some(expected) = metadata.remove(CHECKSUM_KEY) else {
+            return Err(refuse(format!("damaged: its metadata has no {CHECKSUM_KEY:?}; save the state anew")));
+        };
+        let got = checksum(&arrays, &metadata);
+        if got != expected {
+            return Err(refuse(format!(
+                "damaged: its content has the SHA-256 {got}, where {expected} was written; save the state anew"
+            )));
+        }
+        metadata.remove(VERSION_KEY);
+        let positions = metadata.remove(POSITIONS).unwrap_or_default();
+        let positions: Result<Vec<usize>, _> =
+            positions.split_whitespace().map(|text| position(text, path)).collect();
+        Ok(Self { positions: positions?, arrays, texts: metadata })
+    }
 }
 
-/// Reads what [`write_sealed`] wrote. A file of another version, or one that has changed since, is refused.
-pub fn read_sealed(path: &Path) -> Result<(NamedArrays, Metadata), FileError> {
-    let (arrays, outer) = read_with_metadata(path)?;
-    let refuse = |what: String| Err(FileError::State { path: path.into(), what });
-    let inner = outer.get(STATE_KEY).and_then(|text| serde_json::from_str::<Metadata>(text).ok());
-    let mut metadata = inner.unwrap_or_default();
-    match metadata.get(VERSION_KEY).map(String::as_str) {
-        Some(VERSION) => {}
-        None if arrays.contains_key(POSITIONS) => {
-            return refuse(
-                "a state of an earlier version of falcon, which has no checksum: read the text again and save \
-                 the state anew, as by `falcon generate --state-out`"
-                    .into(),
-            );
-        }
-        None => return refuse("not a saved state; `falcon generate --state-out` writes them".into()),
-        Some(other) => {
-            return refuse(format!(
-                "a state of format version {other:?}, where this version of falcon reads {VERSION:?}: use the \
-                 version that wrote it, or save the state anew"
-            ));
-        }
-    }
-    let Some(expected) = metadata.remove(CHECKSUM_KEY) else {
-        return refuse(format!("damaged: its metadata has no {CHECKSUM_KEY:?}; save the state anew"));
-    };
-    let got = checksum(&arrays, &metadata);
-    if got != expected {
-        return refuse(format!(
-            "damaged: its content has the SHA-256 {got}, where {expected} was written; save the state anew"
-        ));
-    }
-    metadata.remove(VERSION_KEY);
-    Ok((arrays, metadata))
+fn position(text: &str, path: &Path) -> Result<usize, FileError> {
+    text.parse().ok().filter(|position| *position <= LAST_POSITION).ok_or_else(|| FileError::Number {
+        path: path.into(),
+        name: POSITIONS.into(),
+        got: format!("{text:?}, where a whole number up to {LAST_POSITION} is expected"),
+    })
 }
 
-/// SHA-256, in hexadecimal, over names, shapes, numbers and texts. Each part is preceded by its length, so that no
-/// two contents are hashed as the same bytes.
+/// The hexadecimal SHA-256 of names, shapes, numbers and texts. Each part is preceded by its length, so that different
+/// contents are never hashed as the same bytes.
 fn checksum(arrays: &NamedArrays, metadata: &Metadata) -> String {
     let mut hash = Sha256::new();
     let count = |hash: &mut Sha256, number: usize| hash.update((number as u64).to_le_bytes());
@@ -86,17 +117,22 @@ fn checksum(arrays: &NamedArrays, metadata: &Metadata) -> String {
         shape.iter().for_each(|size| count(&mut hash, *size));
         numbers.iter().for_each(|number| hash.update(number.to_le_bytes()));
     }
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&hash.finalize())
 }
 
 impl Model {
-    /// Writes a state to a file, to be continued from another day.
+    /// Writes a state to a file, from which [`Model::load_state`] resumes.
     pub fn save_state(&self, state: &ModelState, path: &Path) -> Result<(), FileError> {
-        write_sealed(path, &self.state_arrays(state), &Metadata::new())
+        self.export_state(state).write(path)
     }
 
-    /// A state as arrays, for a file that holds more than that.
-    pub fn state_arrays(&self, state: &ModelState) -> NamedArrays {
+    /// Reads a state that [`Model::save_state`] has written, with either engine. The state of another model is refused.
+    pub fn load_state(&self, path: &Path) -> Result<ModelState, FileError> {
+        self.import_state(SavedState::read(path)?, path)
+    }
+
+    /// The state as plain numbers, without texts.
+    pub fn export_state(&self, state: &ModelState) -> SavedState {
         self.check_depth(state);
         let mut arrays = BTreeMap::new();
         for (index, (layer, state)) in self.layers().iter().zip(&state.layers).enumerate() {
@@ -104,35 +140,19 @@ impl Model {
                 arrays.insert(format!("layers.{index}.{name}"), array);
             }
         }
-        // In two halves, so that every position is exact.
-        let halves = state.positions().iter().flat_map(|t| [(t >> 24) as f32, (t & 0xff_ffff) as f32]).collect();
-        arrays.insert(POSITIONS.into(), (vec![state.positions().len(), 2], halves));
-        arrays
+        SavedState { positions: state.positions().to_vec(), arrays, texts: Metadata::new() }
     }
 
-    /// Reads what [`Model::save_state`] wrote, with either engine. A state of another model is refused.
-    pub fn load_state(&self, path: &Path) -> Result<ModelState, FileError> {
-        self.restore_state(read_sealed(path)?.0, path)
-    }
-
-    /// Undoes [`Model::state_arrays`]; errors name `path`, where they came from.
-    pub fn restore_state(&self, arrays: NamedArrays, path: &Path) -> Result<ModelState, FileError> {
-        let mut arrays = Arrays { of: arrays, path: path.into(), prefix: String::new() };
-        let sequences = match arrays.shape(POSITIONS) {
-            Some(shape) => shape.first().copied().unwrap_or(0),
-            None => {
-                return Err(arrays.refuse(POSITIONS, "nothing: is it the state of a model?".into()));
-            }
-        };
-        let halves = arrays.counts(POSITIONS, &[sequences, 2])?;
-        let (halves, _) = halves.as_chunks::<2>();
-        let positions: Vec<usize> = halves.iter().map(|[high, low]| (high << 24) + low).collect();
+    /// The inverse of [`Model::export_state`]. Errors name `path`, the file that the state comes from.
+    pub fn import_state(&self, saved: SavedState, path: &Path) -> Result<ModelState, FileError> {
+        let SavedState { positions, arrays, .. } = saved;
+        let mut arrays = Arrays { arrays, path: path.into(), prefix: String::new() };
         let mut layers = Vec::new();
         for (index, layer) in self.layers().iter().enumerate() {
             arrays.prefix = format!("layers.{index}.");
             layers.push(layer.mixer().owner().restore(&positions, &mut arrays)?);
         }
-        match arrays.of.into_keys().next() {
+        match arrays.arrays.into_keys().next() {
             Some(name) => {
                 let (path, hint) = (path.into(), "is it the state of another model?".into());
                 Err(FileError::Unexpected { path, name, hint })

@@ -2,11 +2,12 @@
 
 use burn::tensor::{Bool, Int, Tensor, activation};
 
+use crate::context::Context;
 use crate::ops::Engine;
 use crate::ops::attention::{SCORES, attention};
-use crate::sequences::Sequences;
 
-/// Keys and values so far: of all sequences together while they are equally long, or one by one.
+/// Cached keys and values: one part for the whole batch if its sequences have always advanced together, otherwise one
+/// part for each sequence.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cache {
     parts: Vec<Past>,
@@ -15,16 +16,16 @@ pub(crate) struct Cache {
 /// Keys and values `[batch, heads, time, dim]`.
 type Pair = (Tensor<4>, Tensor<4>);
 
-/// Keys and values of some sequences, cut into blocks along time: another token is put beside the few of the last block, and all that came
-/// before stays where it is. There is a block at least, but for one that is being made.
+/// Keys and values of some sequences, in blocks along time. A new token is appended to the last block, which is small,
+/// so that earlier blocks need not be copied. `blocks` is empty only before the first `push`.
 #[derive(Clone, Debug)]
 struct Past {
     blocks: Vec<Pair>,
 }
 
-/// Tokens of a block that others are still put beside.
+/// New tokens are appended to the last block while it has fewer tokens than this.
 const RECENT: usize = 128;
-/// Tokens of a block that is not joined with another any more.
+/// Blocks are not joined if the result would have more tokens than this.
 const LARGEST: usize = 4096;
 
 fn time((k, _): &Pair) -> usize {
@@ -46,14 +47,15 @@ impl Past {
 
     fn push(&mut self, next: Pair) {
         match self.blocks.pop() {
-            // Of a sequence that had read nothing.
+            // A sequence without tokens so far.
             Some(last) if time(&last) == 0 => self.blocks.push(next),
             Some(last) if time(&last) < RECENT && time(&last) + time(&next) <= LARGEST => {
                 self.blocks.push(beside(last, next));
             }
             last => self.blocks.extend(last.into_iter().chain([next])),
         }
-        // Blocks that are full double, as in a binary counter: a token is copied a few times, however many follow.
+        // Full blocks are merged in pairs, like carries in a binary counter, so that merging copies each token only a
+        // few times, however long the sequence grows.
         while let [.., before, last] = &self.blocks[..] {
             if time(last) < RECENT || time(before) > time(last) || time(before) + time(last) > LARGEST {
                 break;
@@ -75,13 +77,13 @@ impl Cache {
         self.parts.iter().map(Past::whole).collect()
     }
 
-    /// Numbers held.
+    /// How many numbers it holds.
     pub fn numbers(&self) -> usize {
         let size = |x: &Tensor<4>| x.dims().iter().product::<usize>();
         self.parts.iter().flat_map(|part| &part.blocks).map(|(k, v)| size(k) + size(v)).sum()
     }
 
-    /// Some of `all` sequences, in this order; `rows` are the same numbers.
+    /// Selects `sequences`, in this order, from a cache of `all` sequences. `rows` holds the same indices as a tensor.
     pub fn select(&self, sequences: &[usize], all: usize, rows: Tensor<1, Int>) -> Self {
         let one_by_one = all > 1 && self.parts.len() == all;
         let parts = if one_by_one {
@@ -92,12 +94,13 @@ impl Cache {
         Self { parts }
     }
 
-    /// The sequences of all these, each with how many it has, one after the other.
+    /// Concatenates the sequences of several caches, each given with its number of sequences. Each cache comes with
+    /// its number of sequences.
     pub fn join(caches: Vec<(Self, usize)>) -> Self {
         let Some(any) = caches.iter().find_map(|(cache, _)| cache.parts.first()).cloned() else {
             return Self::default();
         };
-        // Of nothing read there are no keys.
+        // Sequences without tokens have no keys.
         let (k, v) = &any.blocks[0];
         let none = || [k, v].map(|x| x.clone().slice([0..1, 0..x.dims()[1], 0..0])).into();
         let separate = caches.into_iter().flat_map(|(mut cache, sequences)| {
@@ -110,12 +113,7 @@ impl Cache {
         Self { parts: separate.collect() }
     }
 
-    /// The past takes no gradient.
-    fn detach(&mut self) {
-        self.parts = self.parts.iter().map(|part| part.map(|x| x.clone().detach())).collect();
-    }
-
-    /// One entry for each sequence.
+    /// Splits a common part into one for each sequence.
     fn separate(&mut self, sequences: usize) {
         if self.parts.len() == 1 && sequences != 1 {
             let all = self.parts.remove(0);
@@ -124,43 +122,44 @@ impl Cache {
     }
 }
 
-/// `softmax(q Kᵀ) V` over what came before, `[tokens, heads, dim]` each; queries are scaled already.
+/// Computes causal attention `softmax(q Kᵀ) V` over the cache and the new tokens, and returns the output and the
+/// extended cache. Inputs are `[tokens, heads, dim]` each; queries are already scaled.
 pub(crate) fn attend(
-    engine: Engine,
     q: Tensor<3>,
     k: Tensor<3>,
     v: Tensor<3>,
-    sequences: &Sequences,
-    cache: &mut Cache,
-) -> Tensor<3> {
+    mut cache: Cache,
+    context: &Context<'_, '_>,
+) -> (Tensor<3>, Cache) {
+    let sequences = context.sequences;
     let count = sequences.count();
-    if engine == Engine::Kernels && cache.parts.is_empty() {
+    if context.engine == Engine::Kernels && cache.parts.is_empty() {
         let rows = |tokens: std::ops::Range<usize>, batch: usize| {
             [&k, &v].map(|x| by_heads(x.clone().detach().slice_dim(0, tokens.clone()), batch)).into()
         };
-        *cache = Cache::from_parts(match sequences.time() {
+        let cache = Cache::from_parts(match sequences.time() {
             Some(_) => vec![rows(0..sequences.tokens(), count)],
             None => sequences.offsets().windows(2).map(|w| rows(w[0]..w[1], 1)).collect(),
         });
-        return attention(q, k, v, sequences);
+        return (attention(q, k, v, sequences), cache);
     }
     let together = cache.parts.len() <= 1;
-    if let (Some(time), true) = (sequences.time(), together) {
-        let (out, past) = batch(q, k, v, [count, time], cache.parts.pop());
-        cache.parts.push(past);
-        cache.detach();
-        return out;
-    }
-    cache.separate(count);
-    let mut past = std::mem::take(&mut cache.parts).into_iter();
-    let parts = sequences.offsets().windows(2).map(|w| {
-        let [q, k, v] = [&q, &k, &v].map(|x| x.clone().slice_dim(0, w[0]..w[1]));
-        batch(q, k, v, [1, w[1] - w[0]], past.next())
-    });
-    let (out, parts): (Vec<_>, Vec<_>) = parts.unzip();
-    cache.parts = parts;
-    cache.detach();
-    Tensor::cat(out, 0)
+    let (out, parts) = if let (Some(time), true) = (sequences.time(), together) {
+        let (out, part) = batch(q, k, v, [count, time], cache.parts.pop());
+        (out, vec![part])
+    } else {
+        cache.separate(count);
+        let mut past = cache.parts.into_iter();
+        let parts = sequences.offsets().windows(2).map(|w| {
+            let [q, k, v] = [&q, &k, &v].map(|x| x.clone().slice_dim(0, w[0]..w[1]));
+            batch(q, k, v, [1, w[1] - w[0]], past.next())
+        });
+        let (out, parts): (Vec<_>, Vec<_>) = parts.unzip();
+        (Tensor::cat(out, 0), parts)
+    };
+    // No gradient flows through the cache.
+    let parts = parts.iter().map(|part| part.map(|x| x.clone().detach())).collect();
+    (out, Cache { parts })
 }
 
 fn batch(
@@ -175,7 +174,7 @@ fn batch(
     past.push((k, v));
     let total: usize = past.blocks.iter().map(self::time).sum();
     let heads = q.dims()[1];
-    // A long piece after a long past has many scores: some rows at a time.
+    // Long inputs with a long cache have too many scores for one matrix, so a few query rows are computed at a time.
     let rows = (SCORES / (count * heads * total).max(1)).clamp(1, time);
     let out = (0..time).step_by(rows).map(|start| {
         let rows = rows.min(time - start);
@@ -186,13 +185,13 @@ fn batch(
     (out.swap_dims(1, 2).reshape([count * time, heads, dim]), past)
 }
 
-/// `softmax(q Kᵀ) V` of queries `[batch, heads, rows, dim]`, of which the first has `before` tokens before it.
+/// `softmax(q Kᵀ) V` of queries `[batch, heads, rows, dim]`, the first of which is preceded by `before` tokens.
 fn weighted(q: Tensor<4>, past: &Past, before: usize, total: usize) -> Tensor<4> {
     let rows = q.dims()[2];
     let scores = past.blocks.iter().map(|(k, _)| q.clone().matmul(k.clone().swap_dims(2, 3)));
     let scores = Tensor::cat(scores.collect(), 3);
     let scores = if before + 1 < total {
-        // Above the diagonal lies the future.
+        // Masks later tokens, which lie above the diagonal.
         let mask = Tensor::<2, Bool>::tril_mask([rows, total], before as i64, &scores.device());
         scores.mask_fill(mask.unsqueeze::<4>(), f32::NEG_INFINITY)
     } else {
@@ -220,27 +219,41 @@ mod tests {
     use burn::tensor::{Device, Distribution};
 
     use super::*;
+    use crate::probe::Probe;
+    use crate::sequences::Sequences;
 
-    /// Largest difference between a sequence read at once and the same in pieces, whose lengths are given.
+    /// The largest difference between a sequence that is read at once and the same in pieces of the given lengths.
     fn apart(engine: Engine, heads: usize, pieces: &[usize]) -> (f32, Cache) {
         let device = Device::flex();
         let total = pieces.iter().sum();
         let [q, k, v] = [(); 3].map(|()| Tensor::<3>::random([total, heads, 8], Distribution::Default, &device));
         let at = |x: &Tensor<3>, start: usize, count: usize| x.clone().slice_dim(0, start..start + count);
+        let run = |q: Tensor<3>, k, v, cache| {
+            let sequences = Sequences::uniform(1, q.dims()[0]);
+            attend(
+                q,
+                k,
+                v,
+                cache,
+                &Context { engine, sequences: &sequences, rotary: None, probe: &mut Probe::none() },
+            )
+        };
         let mut cache = Cache::default();
         let mut start = 0;
         let parts = pieces.iter().map(|&count| {
             let [q, k, v] = [&q, &k, &v].map(|x| at(x, start, count));
             start += count;
-            attend(engine, q, k, v, &Sequences::uniform(1, count), &mut cache)
+            let (out, after) = run(q, k, v, std::mem::take(&mut cache));
+            cache = after;
+            out
         });
         let parts = Tensor::cat(parts.collect(), 0);
-        let whole = attend(engine, q, k, v, &Sequences::uniform(1, total), &mut Cache::default());
+        let (whole, _) = run(q, k, v, Cache::default());
         ((parts - whole).abs().max().into_scalar::<f32>(), cache)
     }
 
     #[test]
-    fn blocks_do_not_show() {
+    fn blocks_do_not_change_the_outputs() {
         let single = vec![1; 5 * RECENT / 2];
         let mixed = [[3, 1, RECENT, 1, 1, RECENT - 1, 2 * RECENT + 5, 7].as_slice(), &[1; 40]].concat();
         for engine in [Engine::Kernels, Engine::Tensors] {
@@ -255,7 +268,7 @@ mod tests {
         }
     }
 
-    /// Of many tokens there are few blocks, and none that must be copied again is large.
+    /// Many single tokens are kept in a few blocks.
     #[test]
     fn blocks_are_few() {
         let mut past = Past { blocks: Vec::new() };
@@ -268,7 +281,7 @@ mod tests {
         assert!(past.blocks.iter().map(time).eq([LARGEST, LARGEST, LARGEST]));
     }
 
-    /// A piece whose scores are more than are held at once.
+    /// A piece with more scores than are held at once.
     #[test]
     fn long_pieces_are_read_by_rows() {
         let heads = 4;

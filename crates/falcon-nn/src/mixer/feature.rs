@@ -2,10 +2,10 @@
 
 use burn::tensor::{Tensor, activation};
 
-use crate::config::{FeatureMap, MixerConfig, QkNorm};
-use crate::ops::Engine;
+use crate::config::MixerConfig;
+use crate::context::Context;
 use crate::ops::norm::{Norm, normalise};
-use crate::rotary::Rotary;
+use crate::options::{FeatureMap, QkNorm};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Feature {
@@ -14,37 +14,36 @@ pub(crate) struct Feature {
     value_norm: bool,
     query_scale: Option<f64>,
     eps: f64,
-    engine: Engine,
 }
 
 impl Feature {
-    pub fn new(config: &MixerConfig, engine: Engine) -> Self {
-        let scaled = config.scale_queries || config.is_softmax();
+    pub fn new(config: &MixerConfig) -> Self {
+        let scaled = config.scale_queries || config.mixer.attends();
         Self {
             norm: config.qk_norm,
             map: config.feature_map,
             value_norm: config.value_norm,
             query_scale: scaled.then(|| (config.head_dim as f64).sqrt().recip()),
             eps: config.norm_eps,
-            engine,
         }
     }
 
-    /// `[tokens, heads, dim]` each.
+    /// The features of queries and keys, and the values; `[tokens, heads, dim]` each.
     pub fn forward(
         &self,
         q: Tensor<3>,
         k: Tensor<3>,
         v: Tensor<3>,
-        rotary: Option<&Rotary>,
+        context: &Context<'_, '_>,
     ) -> (Tensor<3>, Tensor<3>, Tensor<3>) {
+        let (engine, rotary) = (context.engine, context.rotary.as_ref());
         let [q, k] = [(q, self.query_scale), (k, None)].map(|(x, scale)| {
             let x = match self.norm {
                 QkNorm::None => x,
-                QkNorm::Rms => normalise(self.engine, Norm::Rms, x, None, self.eps),
-                QkNorm::L2 => normalise(self.engine, Norm::L2, x, None, self.eps),
+                QkNorm::Rms => normalise(engine, Norm::Rms, x, None, self.eps),
+                QkNorm::L2 => normalise(engine, Norm::L2, x, None, self.eps),
             };
-            // Turning can scale as well, if nothing comes between.
+            // The rotation can scale as well, if no feature map comes between.
             let (turned_scale, scale) = if self.map == FeatureMap::Identity && rotary.is_some() {
                 (scale.unwrap_or(1.0), None)
             } else {
@@ -56,7 +55,8 @@ impl Feature {
             };
             let x = match self.map {
                 FeatureMap::Identity => x,
-                // Not eˣ − 1 + 1, which loses small numbers; nor eˣ where x is large, whose gradient would be 0 · ∞.
+                // Not eˣ − 1 + 1, which rounds small numbers away, nor eˣ where x is large: its gradient would be 0 ·
+                // ∞.
                 FeatureMap::EluPlusOne => x.clone().clamp_max(0.0).exp() + activation::relu(x),
                 FeatureMap::Relu => activation::relu(x),
                 FeatureMap::SquaredRelu => activation::relu(x).square(),
@@ -67,7 +67,7 @@ impl Feature {
                 None => x,
             }
         });
-        let v = if self.value_norm { normalise(self.engine, Norm::Rms, v, None, self.eps) } else { v };
+        let v = if self.value_norm { normalise(engine, Norm::Rms, v, None, self.eps) } else { v };
         (q, k, v)
     }
 }
@@ -77,16 +77,21 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
+    use crate::ops::Engine;
+    use crate::probe::Probe;
+    use crate::sequences::Sequences;
 
-    /// `ELU + 1` of what is far from zero: positive, and with a gradient that is a number.
+    /// Far from zero, `ELU + 1` is positive and its gradient is finite.
     #[test]
-    fn a_positive_feature_stays_so() {
+    fn positive_features_stay_positive() {
         let config = MixerConfig::preset("linear-attention", 4, 1).unwrap();
         let device = Device::flex().autodiff();
-        let feature = Feature::new(&config, Engine::of(&device));
+        let feature = Feature::new(&config);
+        let (engine, sequences) = (Engine::of(&device), Sequences::uniform(1, 1));
+        let context = Context { engine, sequences: &sequences, rotary: None, probe: &mut Probe::none() };
         let k = Tensor::<3>::from_data([[[-30.0, -1.0, 0.5, 200.0]]], &device).require_grad();
         let q = Tensor::<3>::zeros([1, 1, 4], &device);
-        let (_, mapped, _) = feature.forward(q.clone(), k.clone(), q, None);
+        let (_, mapped, _) = feature.forward(q.clone(), k.clone(), q, &context);
         let grads = mapped.clone().sum().backward();
         let numbers = |x: Tensor<3>| -> Vec<f32> { x.into_data().try_into_vec().unwrap() };
         let expected = [(-30.0f32).exp(), (-1.0f32).exp(), 1.5, 201.0];

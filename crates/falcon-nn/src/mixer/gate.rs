@@ -1,69 +1,68 @@
 //! Step sizes and decays from context.
 //!
 //! ```text
-//! β = 2σ(W_b h)                       ctx-β: η = β / (E + λ + ε), worked out by the rule
+//! β = 2σ(W_b h)                       ctx-β: η = β / (E + λ + ε), computed by the rule
 //! η = softplus(W_b h + b₁) / Ē        ctx-η; at most 2 / (Ē (1 + λ̄)) for rules that erase
 //! λ̄ = λ_scale σ(W_a h + b)            a ridge in units of the energy, λ = λ̄ E
 //! γ = exp(−A Δ), A = e^{a_log}, Δ = softplus(W_a h + b)
 //! ```
 //!
-//! The paper names ctx-η without defining it. Here the control is the step size itself: it is not divided by the
-//! energy of the key that is written, nor by the ridge. `b₁ = ln(e − 1)` is a constant, so that both controls
-//! start at a full step, `β = 1` and `η = 1 / Ē`. The nominal energy `Ē` is that of a normalised key, and why the
-//! bound is enough is in [`MixerConfig::nominal_energy`]. The bias `b` of the ridge and Mamba's are learned
-//! vectors over the heads.
+//! The paper names ctx-η without defining it. Here the network controls the step size itself, which is divided neither
+//! by the energy of the key that is written nor by the ridge. The constant `b₁ = ln(e − 1)` makes both controls start
+//! at a full step, `β = 1` and `η = 1 / Ē`. `Ē` is the nominal energy of a normalised key;
+//! [`MixerConfig::nominal_energy`] tells why the bound is sufficient. The biases `b` of the ridge and of `Δ` are
+//! learned, one for each head.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, activation};
-use falcon_kernels::rule::Decay;
+use falcon_kernels::Rule;
+use falcon_kernels::rule::{Columns, Decay};
 
-use crate::config::{DecayGate, GainGate, MixerConfig};
+use crate::config::MixerConfig;
+use crate::context::Context;
 use crate::init::Init;
 use crate::layers::Linear;
 use crate::ops::Engine;
 use crate::ops::gate::{self, Gating, gates};
+use crate::options::{DecayGate, GainGate};
 use crate::probe::Probe;
 
 #[derive(Module, Debug)]
 pub(crate) struct Gate {
-    /// To the gain.
+    /// Logits of the gain.
     b_proj: Option<Linear>,
-    /// To the decay.
+    /// Logits of the decay.
     a_proj: Option<Linear>,
-    /// `[heads]`.
+    /// Bias of the decay's logits, `[heads]`.
     a_bias: Option<Param<Tensor<1>>>,
     /// Logarithm of Mamba's `A`, `[heads]`.
     a_log: Option<Param<Tensor<1>>>,
     #[module(skip)]
     config: MixerConfig,
-    each_column: bool,
     /// Carries that do not depend on the input, one for each head.
     #[module(skip)]
     fixed: Option<Vec<f32>>,
-    #[module(skip)]
-    engine: Engine,
 }
 
-/// `W_b h` and `W_a h`, where there are such matrices.
+/// `W_b h` and `W_a h`, if the layer has these matrices.
 pub(crate) struct Logits {
     gain: Option<Tensor<2>>,
     decay: Option<Tensor<2>>,
 }
 
-/// What a rule is steered with, `[tokens, heads, 1 or dim_v]` each.
+/// Gain and decay of a rule, `[tokens, heads, 1 | dim_v]` each.
 pub(crate) struct Gates {
     pub gain: Option<Tensor<3>>,
     pub decay: Option<Tensor<3>>,
 }
 
-/// `β ≤ 2`, and what stands in its place for ctx-η.
+/// The largest `β`, and the largest `η (E + λ)` with ctx-η.
 const LARGEST_GAIN: f64 = 2.0;
 
 impl Gate {
     pub fn new(config: &MixerConfig, hidden: usize, init: &mut Init) -> Self {
         let heads = config.num_heads;
-        let each_column = config.each_column();
-        let gains = if each_column { heads * config.head_v_dim } else { heads };
+        let gains = if config.each_column() { heads * config.head_v_dim } else { heads };
         let has_gain = matches!(config.gain, GainGate::Beta | GainGate::Eta | GainGate::Sigmoid);
         let has_decay = matches!(config.decay, DecayGate::Lambda | DecayGate::Selective);
         let b_proj = has_gain.then(|| Linear::matrix(gains, hidden, init));
@@ -74,7 +73,7 @@ impl Gate {
                 let step = (last - first) / heads.saturating_sub(1).max(1) as f64;
                 Some(init.values((0..heads).map(|i| first + step * i as f64)))
             }
-            // So that Δ starts log-uniform between a thousandth and a tenth.
+            // Δ starts log-uniform between 0.001 and 0.1.
             DecayGate::Selective => Some(init.uniform([heads], |u| {
                 let delta = (u * (0.1f64.ln() - 0.001f64.ln()) + 0.001f64.ln()).exp();
                 delta + (-(-delta).exp_m1()).ln()
@@ -92,68 +91,64 @@ impl Gate {
             }
             DecayGate::None | DecayGate::Lambda | DecayGate::Selective => None,
         };
-        let engine = init.layers_engine();
-        Self { b_proj, a_proj, a_bias, a_log, config: config.clone(), each_column, fixed, engine }
+        Self { b_proj, a_proj, a_bias, a_log, config: config.clone(), fixed }
     }
 
-    /// What the input of the mixer is multiplied with.
+    /// The matrices that the input of the mixer is multiplied with.
     pub fn matrices(&self) -> impl Iterator<Item = &Linear> {
         [&self.b_proj, &self.a_proj].into_iter().flatten()
     }
 
     /// Takes the products with [`Self::matrices`].
     pub fn logits(&self, products: &mut impl Iterator<Item = Tensor<2>>) -> Logits {
-        let mut of = |linear: &Option<Linear>| linear.as_ref().and_then(|_| products.next());
-        Logits { gain: of(&self.b_proj), decay: of(&self.a_proj) }
+        let mut product = |linear: &Option<Linear>| linear.as_ref().and_then(|_| products.next());
+        Logits { gain: product(&self.b_proj), decay: product(&self.a_proj) }
     }
 
-    /// The gates of so many tokens.
-    pub fn forward(&self, logits: Logits, tokens: usize, device: &Device) -> Gates {
-        let gates = match self.engine {
-            Engine::Kernels => self.by_kernels(logits),
-            Engine::Tensors => self.by_tensors(logits, tokens),
+    /// The gates of the tokens of a call, for `rule`.
+    pub fn forward(&self, rule: &Rule, logits: Logits, device: &Device, context: &Context<'_, '_>) -> Gates {
+        let tokens = context.sequences.tokens();
+        let gates = match context.engine {
+            Engine::Kernels => self.by_kernels(rule, logits),
+            Engine::Tensors => self.by_tensors(rule, logits, tokens),
         };
         let Some(gammas) = &self.fixed else { return gates };
         let heads = self.config.num_heads;
         let gammas = Tensor::<1>::from_data(gammas.as_slice(), device).reshape([1, heads, 1]);
-        Gates { decay: Some(gammas.expand([tokens, heads, self.decays()])), ..gates }
+        Gates { decay: Some(gammas.expand([tokens, heads, self.decays(rule)])), ..gates }
     }
 
-    /// How many decays a head has: a gate, unlike a ridge, is given for each column.
-    fn decays(&self) -> usize {
-        let gate = !matches!(self.config.decay, DecayGate::None | DecayGate::Lambda);
-        if self.each_column && gate { self.config.head_v_dim } else { 1 }
+    /// How many decays a head has. A carry, unlike a ridge, is given for each column.
+    fn decays(&self, rule: &Rule) -> usize {
+        let carry = !matches!(self.config.decay, DecayGate::None | DecayGate::Lambda);
+        if carry { self.gains(rule) } else { 1 }
     }
 
     /// How many gains a head has.
-    fn gains(&self) -> usize {
-        if self.each_column { self.config.head_v_dim } else { 1 }
+    fn gains(&self, rule: &Rule) -> usize {
+        if rule.columns == Columns::Each { self.config.head_v_dim } else { 1 }
     }
 
-    /// The largest `η (E + λ)` where the control is `η`: a rule that erases would overshoot beyond it.
-    fn most(&self) -> Option<f64> {
-        self.config.rule().is_ok_and(|rule| rule.erases()).then_some(LARGEST_GAIN)
-    }
-
-    /// All but fixed decays.
-    fn by_kernels(&self, logits: Logits) -> Gates {
+    /// All gates but fixed decays, by the kernels.
+    fn by_kernels(&self, rule: &Rule, logits: Logits) -> Gates {
         let config = &self.config;
-        let gain = match (config.gain, config.decay) {
-            (GainGate::None, _) => None,
-            (GainGate::Sigmoid, _) => Some(gate::Gain::Sigmoid { scale: 1.0 }),
-            (GainGate::Beta, _) => Some(gate::Gain::Sigmoid { scale: LARGEST_GAIN }),
-            (GainGate::Eta, _) => {
-                Some(gate::Gain::Step { unit: 1.0 / config.nominal_energy(), most: self.most() })
+        let gain = match config.gain {
+            GainGate::None => None,
+            GainGate::Sigmoid => Some(gate::GainFunction::Sigmoid { scale: 1.0 }),
+            GainGate::Beta => Some(gate::GainFunction::Sigmoid { scale: LARGEST_GAIN }),
+            GainGate::Eta => {
+                Some(gate::GainFunction::Step { unit: 1.0 / config.nominal_energy(), most: largest_step(rule) })
             }
-            (GainGate::Delta, _) => Some(gate::Gain::Delta),
+            GainGate::Delta => Some(gate::GainFunction::Delta),
         };
         let decay = match config.decay {
             DecayGate::None | DecayGate::Fixed | DecayGate::Lightning => None,
-            DecayGate::Lambda => Some(gate::Decay::Ridge { scale: config.lambda_scale }),
-            DecayGate::Selective => Some(gate::Decay::Selective),
+            DecayGate::Lambda => Some(gate::DecayFunction::Ridge { scale: config.lambda_scale }),
+            DecayGate::Selective => Some(gate::DecayFunction::Selective),
         };
-        let gating = Gating { gain, decay, heads: config.num_heads, gains: self.gains(), decays: self.decays() };
-        let vector = |of: &Option<Param<Tensor<1>>>| of.as_ref().map(|of| of.val().into_dispatch());
+        let gating =
+            Gating { gain, decay, heads: config.num_heads, gains: self.gains(rule), decays: self.decays(rule) };
+        let vector = |param: &Option<Param<Tensor<1>>>| param.as_ref().map(|param| param.val().into_dispatch());
         let Logits { gain, decay } = logits;
         let inputs = [
             gain.map(Tensor::into_dispatch),
@@ -165,10 +160,10 @@ impl Gate {
         Gates { gain, decay }
     }
 
-    /// The same in tensor operations.
-    fn by_tensors(&self, logits: Logits, tokens: usize) -> Gates {
+    /// The same gates in tensor operations.
+    fn by_tensors(&self, rule: &Rule, logits: Logits, tokens: usize) -> Gates {
         let heads = self.config.num_heads;
-        // The decay: λ̄, or Δ and with it γ; `[tokens, heads]`.
+        // The decay, `[tokens, heads]`: λ̄, or γ and the Δ it is made from.
         let from_context = logits.decay.zip(self.a_bias.as_ref()).map(|(a, bias)| a + bias.val().unsqueeze());
         let (decay, delta) = match (self.config.decay, from_context) {
             (DecayGate::Lambda, Some(a)) => {
@@ -176,7 +171,7 @@ impl Gate {
             }
             (DecayGate::Selective, Some(a)) => {
                 let delta = activation::softplus(a, 1.0);
-                let a = self.a_log.as_ref().expect("a selective decay has it").val().exp().unsqueeze();
+                let a = self.a_log.as_ref().expect("selective decays have it").val().exp().unsqueeze();
                 (Some((delta.clone() * a).neg().exp()), Some(delta))
             }
             _ => (None, None),
@@ -190,38 +185,38 @@ impl Gate {
             GainGate::Beta => logits.gain.map(|z| activation::sigmoid(z).mul_scalar(LARGEST_GAIN)),
             GainGate::Eta => logits.gain.map(step),
         };
-        let gain = gain.map(|gain| gain.reshape([tokens, heads, self.gains()]));
+        let gain = gain.map(|gain| gain.reshape([tokens, heads, self.gains(rule)]));
         let decay = decay.map(|decay| decay.reshape([tokens, heads, 1]));
-        let gain = match (self.config.gain, self.most(), gain) {
+        let gain = match (self.config.gain, largest_step(rule), gain) {
             (GainGate::Eta, Some(most), Some(gain)) => {
                 let ridge = decay.as_ref().filter(|_| self.config.decay == DecayGate::Lambda);
                 let bound = match ridge {
                     Some(ridge) => ridge.clone().add_scalar(1.0).recip().mul_scalar(most * unit),
                     None => Tensor::full([tokens, heads, 1], most * unit, &gain.device()),
                 };
-                Some(gain.min_pair(bound.expand([tokens, heads, self.gains()])))
+                Some(gain.min_pair(bound.expand([tokens, heads, self.gains(rule)])))
             }
             (_, _, gain) => gain,
         };
-        Gates { gain, decay: decay.map(|decay| decay.expand([tokens, heads, self.decays()])) }
+        Gates { gain, decay: decay.map(|decay| decay.expand([tokens, heads, self.decays(rule)])) }
     }
 
-    /// Shows the gates by the names that the paper has for them. `γ` of a ridge is that of a key of nominal energy, `1 − ηλ` with `λ = λ̄ Ē`,
-    /// or `λ` as it is where the rule takes it so, and `η = β / (Ē + λ + ε)`, or `η` as it is; and not below what
-    /// the rule clamps it to.
-    pub fn show(&self, gates: &Gates, probe: &mut Probe<'_>) {
+    /// Shows the gates to a probe, by the names that the paper gives them. For a ridge, `γ` is that of a key of nominal
+    /// energy: `1 − ηλ` with `λ = λ̄ Ē` (or the given `λ`, for rules that take it so) and `η = β / (Ē + λ + ε)` (or the
+    /// given `η`), and not below the clamp of the rule.
+    pub fn show(&self, rule: &Rule, gates: &Gates, probe: &mut Probe<'_>) {
         if !probe.is_on() {
             return;
         }
         let beta = self.config.gain == GainGate::Beta;
         if let Some(gain) = &gates.gain {
-            probe.see(if beta { "attn.beta" } else { "attn.eta" }, gain);
+            probe.show(if beta { "attn.beta" } else { "attn.eta" }, gain);
         }
         match (&gates.decay, self.config.decay) {
             (Some(ridge), DecayGate::Lambda) => {
-                probe.see("attn.lambda", ridge);
-                let (rule, energy) = (self.config.rule().ok(), self.config.nominal_energy());
-                let absolute = rule.is_some_and(|rule| rule.decay == Decay::Ridge);
+                probe.show("attn.lambda", ridge);
+                let energy = self.config.nominal_energy();
+                let absolute = rule.decay == Decay::Ridge;
                 let lambda = if absolute { ridge.clone() } else { ridge.clone().mul_scalar(energy) };
                 let loss = match &gates.gain {
                     Some(gain) if beta => {
@@ -231,13 +226,17 @@ impl Gate {
                     None => lambda,
                 };
                 let gamma = loss.neg().add_scalar(1.0);
-                let least = rule.and_then(|rule| rule.clamp);
-                probe.see("attn.gamma", &least.map_or(gamma.clone(), |least| gamma.clamp_min(least)));
+                probe.show("attn.gamma", &rule.clamp.map_or(gamma.clone(), |least| gamma.clamp_min(least)));
             }
-            (Some(gamma), _) => probe.see("attn.gamma", gamma),
+            (Some(gamma), _) => probe.show("attn.gamma", gamma),
             (None, _) => {}
         }
     }
+}
+
+/// The largest `η (E + λ)` if the network controls `η` itself: beyond it, a rule that erases would overshoot.
+fn largest_step(rule: &Rule) -> Option<f64> {
+    rule.erases().then_some(LARGEST_GAIN)
 }
 
 #[cfg(test)]
@@ -246,7 +245,23 @@ mod tests {
     use falcon_kernels::{Call, Form, Inputs, View};
 
     use super::*;
+    use crate::config::Mechanism;
     use crate::ops::testing::compare;
+    use crate::sequences::Sequences;
+
+    fn rule(config: &MixerConfig) -> Rule {
+        match config.mechanism().unwrap() {
+            Mechanism::Rule(rule) => rule,
+            Mechanism::Softmax => panic!("softmax attention has no gates"),
+        }
+    }
+
+    /// The gates of one token for each row of the logits.
+    fn gates(gate: &Gate, rule: &Rule, logits: Logits, engine: Engine, tokens: usize, device: &Device) -> Gates {
+        let sequences = Sequences::uniform(1, tokens);
+        let context = Context { engine, sequences: &sequences, rotary: None, probe: &mut Probe::none() };
+        gate.forward(rule, logits, device, &context)
+    }
 
     /// Every gain with every decay, by head and by column.
     #[test]
@@ -256,7 +271,7 @@ mod tests {
         let decays =
             [DecayGate::None, DecayGate::Lambda, DecayGate::Fixed, DecayGate::Lightning, DecayGate::Selective];
         for (gain, decay) in gains.into_iter().flat_map(|gain| decays.map(|decay| (gain, decay))) {
-            // Rules that erase bound their step, others do not.
+            // Rules that erase bound the step, others do not.
             let cases = [(1, false), (5, true), (700, false), (520, true)];
             for (mixer, (tokens, each_column)) in
                 ["falcon-1", "falcon-1a"].into_iter().flat_map(|mixer| cases.map(|case| (mixer, case)))
@@ -264,51 +279,53 @@ mod tests {
                 let has_gain = matches!(gain, GainGate::Beta | GainGate::Eta | GainGate::Sigmoid);
                 let has_decay = matches!(decay, DecayGate::Lambda | DecayGate::Selective);
                 let delta = gain == GainGate::Delta;
-                // Nothing from context, or no configuration.
+                // Nothing depends on the context, or the configuration is invalid.
                 if !(has_gain || has_decay) || delta && (decay != DecayGate::Selective || each_column) {
                     continue;
                 }
                 let mut config = MixerConfig::preset("falcon-1.3", heads * width, heads).unwrap();
                 (config.gain, config.decay, config.lambda_scale) = (gain, decay, 0.7);
-                config.mixer = mixer.into();
+                config.mixer = mixer.parse().unwrap();
+                let columns = if each_column { Columns::Each } else { Columns::Shared };
+                let rule = Rule { columns, ..rule(&config) };
                 let columns = if each_column { width } else { 1 };
                 let shapes = [vec![tokens, heads * columns], vec![tokens, heads], vec![heads], vec![heads]];
                 compare(&shapes, |engine, inputs| {
                     let [z, a, bias, log] = inputs else { unreachable!("four inputs") };
-                    let vector = |of: &Tensor<1>| Some(Param::initialized(ParamId::new(), of.clone()));
+                    let vector = |x: &Tensor<1>| Some(Param::initialized(ParamId::new(), x.clone()));
                     let made = Gate::new(&config, heads * width, &mut Init::new(0, &z.device()));
                     let gate = Gate {
                         a_bias: if has_decay { vector(bias) } else { None },
                         a_log: if decay == DecayGate::Selective { vector(log) } else { None },
-                        each_column,
-                        engine,
                         ..made
                     };
                     let logits = Logits {
                         gain: has_gain.then(|| z.clone().reshape([tokens, heads * columns])),
                         decay: has_decay.then(|| a.clone().reshape([tokens, heads])),
                     };
-                    let Gates { gain, decay } = gate.forward(logits, tokens, &z.device());
-                    [gain, decay].into_iter().flatten().map(|of| of.flatten(0, 2)).collect()
+                    let Gates { gain, decay } = gates(&gate, &rule, logits, engine, tokens, &z.device());
+                    [gain, decay].into_iter().flatten().map(|gate| gate.flatten(0, 2)).collect()
                 });
             }
         }
     }
 
     /// Gates of one token with given logits, the same for both heads: gain and decay of the first head.
-    fn of_logits(name: &str, gain: f32, decay: f32) -> (f64, f64) {
+    fn from_logits(name: &str, gain: f32, decay: f32) -> (f64, f64) {
         let device = Device::flex();
         let config = MixerConfig::preset(name, 8, 2).unwrap();
         let gate = Gate::new(&config, 8, &mut Init::new(0, &device));
-        let logits = |of: f32| Some(Tensor::<2>::from_data([[of, of]], &device));
-        let Gates { gain, decay } = gate.forward(Logits { gain: logits(gain), decay: logits(decay) }, 1, &device);
-        let first = |of: Option<Tensor<3>>| of.unwrap().into_data().try_to_vec::<f32>().unwrap()[0].into();
+        let logits = |x: f32| Some(Tensor::<2>::from_data([[x, x]], &device));
+        let logits = Logits { gain: logits(gain), decay: logits(decay) };
+        let Gates { gain, decay } = gates(&gate, &rule(&config), logits, Engine::Kernels, 1, &device);
+        let first = |x: Option<Tensor<3>>| x.unwrap().into_data().try_to_vec::<f32>().unwrap()[0].into();
         (first(gain), first(decay))
     }
 
-    /// By hand, with heads of 4: `Ē` is 1 after ℓ2 and 4 after RMS; `λ̄` starts at 0.95 · 0.01, and a logit of ln
-    /// 99 more makes it 0.95 / 2. Both controls start at a full step. Far up, β ends at 2, η of a rule that erases
-    /// at `2 / (Ē (1 + λ̄))`, and η of one that does not goes on.
+    /// Computed by hand, for heads of width 4: `Ē` is 1 after ℓ2 and 4 after RMS; `λ̄` starts at 0.95 · 0.01, and a
+    /// logit that is higher by ln 99 makes it 0.95 / 2. Both controls start at a full step. With large logits, β
+    /// approaches 2, η of a rule that erases stops at `2 / (Ē (1 + λ̄))`, and η of one that does not grows without
+    /// bound.
     #[test]
     fn two_controls() {
         let half = 99f32.ln();
@@ -324,13 +341,13 @@ mod tests {
             ("falcon-3.1", 60.0, half, (2.0, 0.475)),
             ("falcon-3.3", 60.0, half, (0.5 / 1.475, 0.475)),
         ] {
-            let got = of_logits(name, gain, decay);
+            let got = from_logits(name, gain, decay);
             let close = |got: f64, expected: f64| (got / expected - 1.0).abs() < 1e-5;
             assert!(close(got.0, expected.0) && close(got.1, expected.1), "{name}: {got:?}, not {expected:?}");
         }
     }
 
-    /// By hand: layer 1 of 4 with 4 heads has a slope of 8/4 · (1 − 1/4) = 1.5.
+    /// Computed by hand: layer 1 of 4 with 4 heads has a slope of 8/4 · (1 − 1/4) = 1.5.
     #[test]
     fn lightning_decays_by_head_and_layer() {
         let device = Device::flex();
@@ -338,15 +355,16 @@ mod tests {
         let mut init = Init::new(0, &device);
         init.at(1, 4);
         let gate = Gate::new(&config, 16, &mut init);
-        let gates = gate.forward(Logits { gain: None, decay: None }, 1, &device);
+        let logits = Logits { gain: None, decay: None };
+        let gates = gates(&gate, &rule(&config), logits, Engine::Kernels, 1, &device);
         let got: Vec<f32> = gates.decay.unwrap().into_data().try_to_vec().unwrap();
         let expected = [0.0, 1.5, 3.0, 4.5].map(|x: f32| (-x).exp());
         assert!(got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-6), "{got:?}");
     }
 
-    /// `γ` as shown is what the rule makes of the gates of a key that has the nominal energy.
+    /// The `γ` that is shown is the one that the rule computes for a key of nominal energy.
     #[test]
-    fn what_is_shown_is_what_the_rule_does() {
+    fn the_carry_that_is_shown_is_that_of_the_rule() {
         let (heads, width) = (2, 4);
         let device = Device::flex();
         for (mixer, gain) in ["falcon-1", "falcon-1a", "online-ridge"]
@@ -354,8 +372,8 @@ mod tests {
             .flat_map(|mixer| [GainGate::Beta, GainGate::Eta, GainGate::None].map(|gain| (mixer, gain)))
         {
             let mut config = MixerConfig::preset("falcon-1.3", heads * width, heads).unwrap();
-            (config.mixer, config.gain) = (mixer.into(), gain);
-            let rule = config.rule().unwrap();
+            (config.mixer, config.gain) = (mixer.parse().unwrap(), gain);
+            let rule = rule(&config);
             let gate = Gate::new(&config, heads * width, &mut Init::new(0, &device));
             let (gains, ridges) = ([0.3f32, 1.9, 0.2, 0.05], [0.5f32, 0.1, 0.9, 0.02]);
             let tensor = |x: [f32; 4]| Tensor::<1>::from_data(x, &device).reshape([2, heads, 1]);
@@ -367,9 +385,9 @@ mod tests {
                     shown = numbers.to_vec();
                 }
             };
-            gate.show(&gates, &mut Probe::new(&mut see));
+            gate.show(&rule, &gates, &mut Probe::new(&mut see));
 
-            // Keys of ones have the energy of those that are normalised to a mean square of 1.
+            // Keys of ones have the energy of keys that are normalised to a mean square of 1.
             let ones = vec![1.0f32; 2 * heads * width];
             let (keys, each) = (View::new(&ones, [2, heads, width]).unwrap(), [2, heads, 1]);
             let inputs = Inputs {

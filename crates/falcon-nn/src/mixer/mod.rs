@@ -1,5 +1,5 @@
-//! The token mixer: projections, convolution, features, gates, rule, output. One for all models; softmax attention takes
-//! the place of the rule and nothing else.
+//! The token mixer: projections, convolution, features, gates, mechanism, output. One for all models; softmax attention
+//! replaces the rule and nothing else.
 
 mod attention;
 mod feature;
@@ -10,7 +10,6 @@ mod state;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use falcon_kernels::Rule;
 
 use self::attention::attend;
 use self::feature::Feature;
@@ -18,8 +17,11 @@ use self::gate::{Gate, Gates};
 use self::output::Output;
 use self::project::Project;
 pub use self::state::MixerState;
-pub(crate) use self::state::{Arrays, Memory, Owner};
+pub(crate) use self::state::{Arrays, Owner};
+use self::state::{Memory, OTHER_MIXER};
+use crate::config::Mechanism;
 use crate::config::{ConfigError, MixerConfig, WIDEST, between};
+use crate::context::Context;
 use crate::init::Init;
 use crate::layers::RmsNorm;
 use crate::ops::Engine;
@@ -30,7 +32,8 @@ use crate::probe::Probe;
 use crate::rotary::Rotary;
 use crate::sequences::Sequences;
 
-/// A layer that mixes tokens: one of the six rules, a baseline, or softmax attention, as its configuration says.
+/// A layer that mixes tokens: one of the six Falcon rules, a baseline, or softmax attention, depending on its
+/// configuration.
 #[derive(Module, Debug)]
 pub struct Mixer {
     project: Project,
@@ -39,7 +42,7 @@ pub struct Mixer {
     #[module(skip)]
     feature: Feature,
     #[module(skip)]
-    rule: Option<Rule>,
+    mechanism: Mechanism,
     #[module(skip)]
     config: MixerConfig,
     #[module(skip)]
@@ -47,14 +50,15 @@ pub struct Mixer {
 }
 
 impl MixerConfig {
-    /// A layer for a residual stream of `hidden` numbers with the initial parameters of `seed`, on the fastest engine that `device` has.
+    /// Makes a layer for a model of hidden size `hidden`, with the initial parameters of `seed`, on the fastest engine
+    /// of `device`.
     pub fn init(&self, hidden: usize, seed: u64, device: &Device) -> Result<Mixer, ConfigError> {
         Mixer::new(self, hidden, &mut Init::new(seed, device))
     }
 }
 
 impl Mixer {
-    /// A layer with parameters from `init`.
+    /// Makes a layer with parameters from `init`.
     pub fn new(config: &MixerConfig, hidden: usize, init: &mut Init) -> Result<Self, ConfigError> {
         config.validate()?;
         between("hidden_size", hidden, 1, WIDEST)?;
@@ -63,26 +67,26 @@ impl Mixer {
             project: Project::new(config, hidden, init),
             gate: Gate::new(config, hidden, init),
             output: Output::new(config, hidden, init),
-            feature: Feature::new(config, engine),
-            rule: if config.is_softmax() { None } else { Some(config.rule()?) },
+            feature: Feature::new(config),
+            mechanism: config.mechanism()?,
             config: config.clone(),
             engine,
         })
     }
 
-    /// How it computes: settled when it was made, by the device it was made on.
+    /// The engine that the layer computes with, chosen when it was made.
     pub fn engine(&self) -> Engine {
         self.engine
     }
 
-    /// A batch of fresh sequences, `[batch, time, hidden]` to the same.
+    /// Runs a batch of fresh sequences, `[batch, time, hidden]` to the same shape.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let [batch, _, _] = x.dims();
         self.resume(x, &mut self.state(batch))
     }
 
-    /// The next tokens of a batch of sequences, `[batch, time, hidden]`, moving `state` on: a prompt, a piece of a long text,
-    /// or one token at a time.
+    /// Runs the next tokens of a batch of sequences, `[batch, time, hidden]`, and advances `state`: a prompt, a piece
+    /// of a long text, or one token at a time.
     pub fn resume(&self, x: Tensor<3>, state: &mut MixerState) -> Tensor<3> {
         let [batch, time, hidden] = x.dims();
         if batch * time == 0 {
@@ -92,83 +96,98 @@ impl Mixer {
         y.reshape([batch, time, hidden])
     }
 
-    /// The next tokens of packed sequences, `[tokens, hidden]`, moving `state` on.
+    /// Runs the next tokens of packed sequences, `[tokens, hidden]`, and advances `state`.
     ///
     /// # Panics
     ///
-    /// If `x` has another width than the layer or other tokens than the sequences, or if `state` is of another mixer or of other sequences.
+    /// If the width of `x` is not the hidden size, if it does not have the tokens of the sequences, or if `state`
+    /// belongs to another mixer or to other sequences. After a panic later than these checks, `state` holds no
+    /// sequences.
     pub fn run(&self, x: Tensor<2>, sequences: &Sequences, state: &mut MixerState) -> Tensor<2> {
         let ([tokens, width], hidden) = (x.dims(), self.output.hidden());
-        assert_eq!(width, hidden, "width of the input, and of the layer");
-        assert_eq!(tokens, sequences.tokens(), "tokens given, and tokens of the sequences");
+        assert_eq!(width, hidden, "the width of the input must be the hidden size of the layer");
+        assert_eq!(tokens, sequences.tokens(), "the input must have the tokens of the sequences");
         if tokens == 0 {
             return x;
         }
         let rotary = self.rotary(sequences, &state.positions);
-        self.mix(x, None, sequences, rotary.as_ref(), state, &mut Probe::none())
+        let mut context = Context { engine: self.engine, sequences, rotary, probe: &mut Probe::none() };
+        let (y, after) = self.mix(x, None, state.take(), &mut context);
+        *state = after;
+        y
     }
 
-    /// The state before the first token of `sequences` sequences.
+    /// The state of `sequences` sequences before their first token.
     pub fn state(&self, sequences: usize) -> MixerState {
         self.owner().fresh(sequences)
     }
 
     pub(crate) fn owner(&self) -> Owner<'_> {
-        Owner { config: &self.config, rule: self.rule.as_ref(), engine: self.engine, device: self.output.device() }
+        let (mechanism, engine, device) = (&self.mechanism, self.engine, self.output.device());
+        Owner { config: &self.config, mechanism, engine, device }
     }
 
-    /// Rotary positions, if the mixer has them.
+    /// Rotary positions of the tokens of a call, if the mixer uses them. `start` counts the tokens of each sequence so
+    /// far.
     pub(crate) fn rotary(&self, sequences: &Sequences, start: &[usize]) -> Option<Rotary> {
         check_count(sequences, start);
         let theta = self.config.rope_theta?;
         Some(Rotary::new(theta, self.config.head_dim, sequences, start, self.engine, &self.output.device()))
     }
 
-    /// `[tokens, hidden]` to the same: the mixer alone or, with a norm, a branch of the residual stream, `x + mix(norm(x))`.
+    /// The mixer alone, or with a norm a branch of the residual stream, `x + mix(norm(x))`; `[tokens, hidden]` to the
+    /// same shape. Returns the state after the tokens, too.
     pub(crate) fn mix(
         &self,
         x: Tensor<2>,
         norm: Option<&RmsNorm>,
-        sequences: &Sequences,
-        rotary: Option<&Rotary>,
-        state: &mut MixerState,
-        probe: &mut Probe<'_>,
-    ) -> Tensor<2> {
-        check_count(sequences, &state.positions);
-        // Whatever is a product with the input, at once; each part then takes its own.
+        state: MixerState,
+        context: &mut Context<'_, '_>,
+    ) -> (Tensor<2>, MixerState) {
+        let MixerState { conv, memory, mut positions } = state;
+        check_count(context.sequences, &positions);
+        // All products with the input at once; each part then takes its own.
         let matrices =
             self.project.matrices().into_iter().chain(self.gate.matrices()).chain(self.output.matrices());
         let weights = matrices.map(|linear| linear.weight.val()).collect();
-        let mut products = project(self.engine, x.clone(), norm.map(RmsNorm::parts), weights).into_iter();
-        let (q, k, v) = self.project.forward(&mut products, sequences, &mut state.conv);
+        let mut products = project(context.engine, x.clone(), norm.map(RmsNorm::parts), weights).into_iter();
+        let ([q, k, v], conv) = self.project.forward(&mut products, conv, context);
         let logits = self.gate.logits(&mut products);
         let output_gate = products.next();
 
-        let (q, k, v) = self.feature.forward(q, k, v, rotary);
-        [("attn.q", &q), ("attn.k", &k), ("attn.v", &v)].into_iter().for_each(|(name, x)| probe.see(name, x));
-        let read = match (&self.rule, &mut state.memory) {
-            (Some(of), Memory::Rule(memory)) => {
-                let gates = self.gate.forward(logits, sequences.tokens(), &x.device());
-                self.gate.show(&gates, probe);
+        let (q, k, v) = self.feature.forward(q, k, v, context);
+        for (name, tensor) in [("attn.q", &q), ("attn.k", &k), ("attn.v", &v)] {
+            context.probe.show(name, tensor);
+        }
+        let (read, memory) = match (&self.mechanism, memory) {
+            (Mechanism::Rule(applied), Memory::Rule(memory)) => {
+                let gates = self.gate.forward(applied, logits, &x.device(), context);
+                self.gate.show(applied, &gates, context.probe);
                 let Gates { gain, decay } = gates;
                 let inputs = RuleInputs { q, k, v: v.clone(), gain, decay };
-                let before = memory.take().expect("an earlier call with this state panicked; make a new state");
-                let (read, after) = rule(of, inputs, sequences, before);
-                *memory = Some(after);
-                read
+                let (read, memory) = rule(applied, inputs, context.sequences, memory);
+                (read, Memory::Rule(memory))
             }
-            (None, Memory::Cache(cache)) => attend(self.engine, q, k, v.clone(), sequences, cache),
-            _ => panic!("the state is of another mixer"),
+            (Mechanism::Softmax, Memory::Cache(cache)) => {
+                let (read, cache) = attend(q, k, v.clone(), cache, context);
+                (read, Memory::Cache(cache))
+            }
+            _ => panic!("{OTHER_MIXER}"),
         };
-        probe.see("attn.read", &read);
-        for (position, length) in state.positions.iter_mut().zip(sequences.lengths()) {
+        context.probe.show("attn.read", &read);
+        for (position, length) in positions.iter_mut().zip(context.sequences.lengths()) {
             *position += length;
         }
-        self.output.forward(read, v, output_gate, norm.map(|_| x))
+        let y = self.output.forward(read, v, output_gate, norm.map(|_| x), context);
+        (y, MixerState { conv, memory, positions })
     }
 }
 
-/// A state of other sequences would leave some out.
+/// Refuses a state of another number of sequences, some of which would be left out.
 fn check_count(sequences: &Sequences, positions: &[usize]) {
-    assert_eq!(positions.len(), sequences.count(), "sequences of the state, and sequences given");
+    assert_eq!(
+        positions.len(),
+        sequences.count(),
+        "the state must hold as many sequences as are given; after a call that panicked it holds none"
+    );
 }

@@ -1,28 +1,27 @@
-//! From what was read to the residual stream.
+//! From the output of the mechanism to the residual stream.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 
-use crate::config::{MixerConfig, OutputGate, OutputNorm};
+use crate::config::MixerConfig;
+use crate::context::Context;
 use crate::init::Init;
 use crate::layers::{Linear, RmsNorm};
-use crate::ops::Engine;
 use crate::ops::project::join;
 use crate::ops::swiglu::swiglu;
+use crate::options::{OutputGate, OutputNorm};
 
 #[derive(Module, Debug)]
 pub(crate) struct Output {
     o_norm: Option<RmsNorm>,
     g_proj: Option<Linear>,
     o_proj: Linear,
-    /// Weight of the value itself, `[heads]`.
+    /// Weight of the value that is added to the output of its head, `[heads]`.
     d: Option<Param<Tensor<1>>>,
     #[module(skip)]
     norm: OutputNorm,
     #[module(skip)]
     gate: OutputGate,
-    #[module(skip)]
-    engine: Engine,
 }
 
 impl Output {
@@ -41,11 +40,10 @@ impl Output {
             d: config.value_skip.then(|| init.values(std::iter::repeat_n(1.0, config.num_heads))),
             norm: config.output_norm,
             gate,
-            engine: init.layers_engine(),
         }
     }
 
-    /// Width of the residual stream.
+    /// The hidden size.
     pub fn hidden(&self) -> usize {
         self.o_proj.weight.dims()[0]
     }
@@ -54,20 +52,22 @@ impl Output {
         self.o_proj.weight.val().device()
     }
 
-    /// What the input of the mixer is multiplied with, for the gate.
+    /// The matrix that the input of the mixer is multiplied with for the gate, if there is one.
     pub fn matrices(&self) -> Option<&Linear> {
         self.g_proj.as_ref()
     }
 
-    /// `read` and `v` are `[tokens, heads, dim_v]`, `gate` is the product with [`Self::matrices`], and `x` the residual stream, if the
-    /// result is to be added to it.
+    /// `read` and `v` are `[tokens, heads, dim_v]`, `gate` is the product with [`Self::matrices`], and `x` is the
+    /// residual stream if the result is to be added to it.
     pub fn forward(
         &self,
         read: Tensor<3>,
         v: Tensor<3>,
         gate: Option<Tensor<2>>,
         x: Option<Tensor<2>>,
+        context: &Context<'_, '_>,
     ) -> Tensor<2> {
+        let engine = context.engine;
         let [tokens, heads, width] = read.dims();
         let read = match &self.d {
             Some(d) => read + v * d.val().reshape([1, heads, 1]),
@@ -76,20 +76,20 @@ impl Output {
         let read = read.reshape([tokens, heads * width]);
         let norm = self.o_norm.as_ref();
         let (read, norm) = match (self.gate, gate) {
-            (OutputGate::BeforeNorm, Some(gate)) => (swiglu(self.engine, gate, read), norm),
-            (OutputGate::AfterNorm, Some(gate)) => (swiglu(self.engine, gate, self.normed(read, heads)), None),
+            (OutputGate::BeforeNorm, Some(gate)) => (swiglu(engine, gate, read), norm),
+            (OutputGate::AfterNorm, Some(gate)) => (swiglu(engine, gate, self.normed(read, heads, context)), None),
             _ => (read, norm),
         };
-        join(self.engine, read, norm.map(RmsNorm::parts), self.o_proj.weight.val(), x)
+        join(engine, read, norm.map(RmsNorm::parts), self.o_proj.weight.val(), x)
     }
 
-    fn normed(&self, read: Tensor<2>, heads: usize) -> Tensor<2> {
+    fn normed(&self, read: Tensor<2>, heads: usize, context: &Context<'_, '_>) -> Tensor<2> {
         let [tokens, width] = read.dims();
         match (&self.o_norm, self.norm) {
             (Some(norm), OutputNorm::Head) => {
-                norm.forward(read.reshape([tokens, heads, width / heads])).reshape([tokens, width])
+                norm.forward(read.reshape([tokens, heads, width / heads]), context).reshape([tokens, width])
             }
-            (Some(norm), _) => norm.forward(read),
+            (Some(norm), _) => norm.forward(read, context),
             (None, _) => read,
         }
     }

@@ -1,12 +1,12 @@
-//! Queries, keys and values, and the short convolution that each of them passes.
+//! Projections to queries, keys and values, and the short convolution after each.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
 
 use crate::config::MixerConfig;
+use crate::context::Context;
 use crate::init::Init;
 use crate::layers::{Linear, ShortConv};
-use crate::sequences::Sequences;
 
 #[derive(Module, Debug)]
 pub(crate) struct Project {
@@ -20,7 +20,7 @@ pub(crate) struct Project {
     heads: usize,
 }
 
-/// What the convolutions of queries, keys and values have seen last.
+/// The last tokens that the convolutions of queries, keys and values have seen.
 pub(crate) type ConvState = [Option<Tensor<3>>; 3];
 
 impl Project {
@@ -37,30 +37,31 @@ impl Project {
         Self { q_proj, k_proj, v_proj, q_conv1d, k_conv1d, v_conv1d, key_heads, heads }
     }
 
-    /// What the input is multiplied with.
+    /// The matrices that the input is multiplied with.
     pub fn matrices(&self) -> [&Linear; 3] {
         [&self.q_proj, &self.k_proj, &self.v_proj]
     }
 
-    /// From the products with [`Self::matrices`] to `q`, `k` and `v`, each `[tokens, heads, dim]`.
+    /// Queries, keys and values, `[tokens, heads, dim]` each, from the products with [`Self::matrices`]; and what the
+    /// convolutions keep for the next call.
     pub fn forward(
         &self,
         products: &mut impl Iterator<Item = Tensor<2>>,
-        sequences: &Sequences,
-        past: &mut ConvState,
-    ) -> (Tensor<3>, Tensor<3>, Tensor<3>) {
-        let [q_past, k_past, v_past] = past;
-        let mut finish = |conv: &Option<ShortConv>, past: &mut Option<Tensor<3>>, heads: usize| {
+        [q_past, k_past, v_past]: ConvState,
+        context: &Context<'_, '_>,
+    ) -> ([Tensor<3>; 3], ConvState) {
+        let mut finish = |conv: &Option<ShortConv>, past: Option<Tensor<3>>, heads: usize| {
             let y = products.next().expect("a product for each matrix");
-            let y = match conv {
-                Some(conv) => conv.forward(y, sequences, past),
-                None => y,
+            let (y, past) = match conv {
+                Some(conv) => conv.forward(y, past, context),
+                None => (y, None),
             };
             let [tokens, width] = y.dims();
-            y.reshape([tokens, heads, width / heads])
+            (y.reshape([tokens, heads, width / heads]), past)
         };
-        let q = finish(&self.q_conv1d, q_past, self.key_heads);
-        let k = finish(&self.k_conv1d, k_past, self.key_heads);
-        (q, k, finish(&self.v_conv1d, v_past, self.heads))
+        let (q, q_past) = finish(&self.q_conv1d, q_past, self.key_heads);
+        let (k, k_past) = finish(&self.k_conv1d, k_past, self.key_heads);
+        let (v, v_past) = finish(&self.v_conv1d, v_past, self.heads);
+        ([q, k, v], [q_past, k_past, v_past])
     }
 }

@@ -1,45 +1,46 @@
-//! What a mixer keeps of a sequence.
+//! What a mixer keeps for a batch of sequences between two calls.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use falcon_kernels::rule::Align;
 use falcon_kernels::{Rule, Sizes, State};
 
 use super::attention::Cache;
 use super::project::ConvState;
+use crate::config::Mechanism;
 use crate::config::MixerConfig;
-use crate::files::FileError;
+use crate::file_error::FileError;
 use crate::ops::Engine;
 use crate::ops::rule::RuleState;
 use crate::ops::tensor::numbers;
 
-/// What a mixer keeps of a batch of sequences: of fixed size, unless it is softmax attention.
+/// The state of a batch of sequences in one mixer. Its size is fixed, except with softmax attention.
 ///
-/// It carries no gradient: a piece of a sequence learns from its own tokens, and what came before is given.
+/// It carries no gradient: a piece of a sequence learns from its own tokens only.
 #[derive(Clone, Debug)]
 pub struct MixerState {
     pub(crate) conv: ConvState,
-    pub(crate) memory: Memory,
-    /// Tokens of each sequence so far.
+    pub(super) memory: Memory,
+    /// Number of tokens of each sequence so far.
     pub(crate) positions: Vec<usize>,
 }
 
-/// The memory proper.
+/// The memory of a mechanism.
 #[derive(Clone, Debug)]
-pub(crate) enum Memory {
-    /// Always there between calls.
-    Rule(Option<RuleState>),
+pub(super) enum Memory {
+    Rule(RuleState),
     Cache(Cache),
 }
 
 /// Shape and numbers.
-pub(crate) type Array = (Vec<usize>, Vec<f32>);
+pub(crate) type ShapedArray = (Vec<usize>, Vec<f32>);
 
-/// Which mixer a state belongs to.
+/// The mixer that a state belongs to.
 pub(crate) struct Owner<'a> {
     pub config: &'a MixerConfig,
-    pub rule: Option<&'a Rule>,
+    pub mechanism: &'a Mechanism,
     pub engine: Engine,
     pub device: Device,
 }
@@ -57,70 +58,71 @@ impl Owner<'_> {
         }
     }
 
+    fn rule_memory(&self, rule: &Rule, state: State<f32>) -> Memory {
+        Memory::Rule(RuleState::new(self.engine, rule, state, &self.device))
+    }
+
     /// The state before any token.
     pub fn fresh(&self, sequences: usize) -> MixerState {
-        let memory = match self.rule {
-            Some(rule) => {
-                let state = State::fresh(rule, &self.sizes(sequences));
-                Memory::Rule(Some(RuleState::new(self.engine, rule, state, &self.device)))
-            }
-            None => Memory::Cache(Cache::default()),
+        let memory = match self.mechanism {
+            Mechanism::Rule(rule) => self.rule_memory(rule, State::fresh(rule, &self.sizes(sequences))),
+            Mechanism::Softmax => Memory::Cache(Cache::default()),
         };
         MixerState { conv: [None, None, None], memory, positions: vec![0; sequences] }
     }
 
-    /// The states of some sequences, in this order.
+    /// The states of the given sequences, in this order.
     pub fn select(&self, state: &MixerState, sequences: &[usize]) -> MixerState {
         let rows: Vec<i32> = sequences.iter().map(|sequence| *sequence as i32).collect();
         let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, [sequences.len()]), &self.device);
         let conv =
             state.conv.each_ref().map(|past| past.as_ref().map(|past| past.clone().select(0, rows.clone())));
-        let memory = match (&state.memory, self.rule) {
-            (Memory::Rule(memory), Some(rule)) => {
-                let all = memory.as_ref().expect("a call puts the state back").to_state(rule);
-                Memory::Rule(Some(RuleState::new(self.engine, rule, all.select(sequences), &self.device)))
+        let memory = match (self.mechanism, &state.memory) {
+            (Mechanism::Rule(rule), Memory::Rule(memory)) => {
+                self.rule_memory(rule, memory.to_state(rule).select(sequences))
             }
-            (Memory::Cache(cache), _) => Memory::Cache(cache.select(sequences, state.positions.len(), rows)),
-            (Memory::Rule(_), None) => panic!("the state is of another mixer"),
+            (Mechanism::Softmax, Memory::Cache(cache)) => {
+                Memory::Cache(cache.select(sequences, state.positions.len(), rows))
+            }
+            _ => panic!("{OTHER_MIXER}"),
         };
         let positions = sequences.iter().map(|sequence| state.positions[*sequence]).collect();
         MixerState { conv, memory, positions }
     }
 
-    /// The sequences of all these states, one after the other.
+    /// One state with the sequences of all given states, one state after the other.
     pub fn join(&self, states: &[&MixerState]) -> MixerState {
-        // A sequence that has read nothing has no past to convolve: zeros, as if there were.
+        // A fresh sequence has no tokens to convolve; zeros have the same effect.
         let past = |index: usize| {
             let width = states.iter().find_map(|state| state.conv[index].as_ref()).map(|past| past.dims())?;
-            let of = |state: &&MixerState| match &state.conv[index] {
+            let past = |state: &&MixerState| match &state.conv[index] {
                 Some(past) => past.clone(),
                 None => Tensor::zeros([state.positions.len(), width[1], width[2]], &self.device),
             };
-            Some(Tensor::cat(states.iter().map(of).collect(), 0))
+            Some(Tensor::cat(states.iter().map(past).collect(), 0))
         };
-        let memory = match self.rule {
-            Some(rule) => {
-                let of = |state: &&MixerState| match &state.memory {
-                    Memory::Rule(Some(memory)) => memory.to_state(rule),
-                    _ => panic!("the state is of another mixer"),
+        let memory = match self.mechanism {
+            Mechanism::Rule(rule) => {
+                let memory = |state: &&MixerState| match &state.memory {
+                    Memory::Rule(memory) => memory.to_state(rule),
+                    Memory::Cache(_) => panic!("{OTHER_MIXER}"),
                 };
-                let all = State::join(&states.iter().map(of).collect::<Vec<_>>());
-                Memory::Rule(Some(RuleState::new(self.engine, rule, all, &self.device)))
+                self.rule_memory(rule, State::join(&states.iter().map(memory).collect::<Vec<_>>()))
             }
-            None => {
-                let of = |state: &&MixerState| match &state.memory {
+            Mechanism::Softmax => {
+                let cache = |state: &&MixerState| match &state.memory {
                     Memory::Cache(cache) => (cache.clone(), state.positions.len()),
-                    Memory::Rule(_) => panic!("the state is of another mixer"),
+                    Memory::Rule(_) => panic!("{OTHER_MIXER}"),
                 };
-                Memory::Cache(Cache::join(states.iter().map(of).collect()))
+                Memory::Cache(Cache::join(states.iter().map(cache).collect()))
             }
         };
         let positions = states.iter().flat_map(|state| &state.positions).copied().collect();
         MixerState { conv: std::array::from_fn(past), memory, positions }
     }
 
-    /// Everything in a state but the positions, by name.
-    pub fn arrays(&self, state: &MixerState) -> Vec<(String, Array)> {
+    /// The arrays of a state by name. With the positions they are all there is to save.
+    pub fn arrays(&self, state: &MixerState) -> Vec<(String, ShapedArray)> {
         let mut arrays = Vec::new();
         let mut add = |name: &str, shape: Vec<usize>, data: Vec<f32>| arrays.push((name.into(), (shape, data)));
         for (past, name) in state.conv.iter().zip(CONVS) {
@@ -128,49 +130,46 @@ impl Owner<'_> {
                 add(name, past.dims().to_vec(), numbers(past));
             }
         }
-        match (&state.memory, self.rule) {
-            (Memory::Rule(memory), Some(rule)) => {
-                let state = memory.as_ref().expect("a call puts the state back").to_state(rule);
+        match (self.mechanism, &state.memory) {
+            (Mechanism::Rule(rule), Memory::Rule(memory)) => {
+                let state = memory.to_state(rule);
                 let [memory, last_key, tail_keys, tail_values] = state.shapes();
                 if rule.tail_capacity() > 0 {
                     add("tail_keys", tail_keys, state.tail_x);
                     add("tail_values", tail_values, state.tail_v);
                 }
-                let counts = state.tail_len.iter().map(|length| *length as f32);
-                let started = state.started.iter().map(|started| f32::from(u8::from(*started)));
-                add("counts", vec![2, state.started.len()], counts.chain(started).collect());
                 add("memory", memory, state.memory);
                 add("last_key", last_key, state.last_key);
             }
-            (Memory::Cache(cache), _) => {
+            (Mechanism::Softmax, Memory::Cache(cache)) => {
                 for (part, (k, v)) in cache.parts().iter().enumerate() {
                     add(&format!("cache.{part}.keys"), k.dims().to_vec(), numbers(k));
                     add(&format!("cache.{part}.values"), v.dims().to_vec(), numbers(v));
                 }
             }
-            (Memory::Rule(_), None) => panic!("the state is of another mixer"),
+            _ => panic!("{OTHER_MIXER}"),
         }
         arrays
     }
 
-    /// Undoes [`Owner::arrays`], taking what it needs. Nothing is made that the file does not hold.
+    /// The inverse of [`Owner::arrays`]; takes the arrays it needs. Memory is allocated only for numbers that the file
+    /// holds.
     pub fn restore(&self, positions: &[usize], arrays: &mut Arrays) -> Result<MixerState, FileError> {
         let sequences = positions.len();
         let MixerConfig { num_heads, num_key_heads, head_dim, head_v_dim, conv_size, .. } = *self.config;
         let mut conv = [None, None, None];
-        // Sequences that have begun have them; others may, where they were taken from among such.
+        // Sequences with tokens have them; fresh ones may, if they were joined with such sequences and selected again.
         if conv_size > 1 && (arrays.shape(CONVS[0]).is_some() || positions.iter().any(|position| *position > 0)) {
             let (keys, values) = (num_key_heads * head_dim, num_heads * head_v_dim);
             for ((past, name), channels) in conv.iter_mut().zip(CONVS).zip([keys, keys, values]) {
                 *past = Some(arrays.tensor(name, [sequences, conv_size - 1, channels], &self.device)?);
             }
         }
-        let memory = match self.rule {
-            Some(rule) => {
-                let state = arrays.rule_state(rule, &self.sizes(sequences), positions)?;
-                Memory::Rule(Some(RuleState::new(self.engine, rule, state, &self.device)))
+        let memory = match self.mechanism {
+            Mechanism::Rule(rule) => {
+                self.rule_memory(rule, arrays.rule_state(rule, &self.sizes(sequences), positions)?)
             }
-            None => Memory::Cache(self.cache(positions, arrays)?),
+            Mechanism::Softmax => Memory::Cache(self.cache(positions, arrays)?),
         };
         Ok(MixerState { conv, memory, positions: positions.to_vec() })
     }
@@ -179,10 +178,10 @@ impl Owner<'_> {
         let (sequences, config) = (positions.len(), self.config);
         let names = |part: usize| [format!("cache.{part}.keys"), format!("cache.{part}.values")];
         let count = (0..sequences).take_while(|part| arrays.shape(&names(*part)[0]).is_some()).count();
-        // Of all sequences together, or one by one, or of none that has read anything.
+        // One part for all sequences, one for each, or none if all are fresh.
         let together = count == 1 && positions.iter().all(|position| *position == positions[0]);
-        let nothing = count == 0 && positions.iter().all(|position| *position == 0);
-        if count < sequences && !together && !nothing {
+        let fresh = count == 0 && positions.iter().all(|position| *position == 0);
+        if count < sequences && !together && !fresh {
             return Err(arrays.refuse("cache", format!("{count} parts for {sequences} sequences")));
         }
         let batch = if together { sequences } else { 1 };
@@ -197,10 +196,10 @@ impl Owner<'_> {
     }
 }
 
-/// The arrays of a file, of which one mixer takes those that begin with its prefix.
+/// The arrays of a saved state. Each mixer takes those that begin with its prefix.
 pub(crate) struct Arrays {
-    pub of: BTreeMap<String, Array>,
-    /// For messages.
+    pub arrays: BTreeMap<String, ShapedArray>,
+    /// The file, for error messages.
     pub path: PathBuf,
     pub prefix: String,
 }
@@ -210,13 +209,13 @@ impl Arrays {
         format!("{}{name}", self.prefix)
     }
 
-    pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.of.get(&self.name(name)).map(|(shape, _)| shape.as_slice())
+    fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.arrays.get(&self.name(name)).map(|(shape, _)| shape.as_slice())
     }
 
     fn take(&mut self, name: &str, expected: &[usize]) -> Result<Vec<f32>, FileError> {
         let (path, name) = (self.path.clone(), self.name(name));
-        match self.of.remove(&name) {
+        match self.arrays.remove(&name) {
             Some((shape, data)) if shape == expected => Ok(data),
             Some((got, _)) => Err(FileError::Shape { path, name, got, expected: expected.to_vec() }),
             None => {
@@ -236,21 +235,13 @@ impl Arrays {
         Ok(Tensor::from_data(TensorData::new(data, shape), device))
     }
 
-    /// Whole numbers, which files hold as exact floats.
-    pub fn counts(&mut self, name: &str, shape: &[usize]) -> Result<Vec<usize>, FileError> {
-        let numbers = self.take(name, shape)?;
-        let whole = |x: &f32| (*x >= 0.0 && *x < (1 << 24) as f32 && x.fract() == 0.0).then_some(*x as usize);
-        let counts: Result<_, f32> = numbers.iter().map(|x| whole(x).ok_or(*x)).collect();
-        counts.map_err(|got| self.refuse(name, format!("{got}, which is no count")))
-    }
-
-    /// The error that says what an array holds that cannot be.
-    pub fn refuse(&self, name: &str, got: String) -> FileError {
+    fn refuse(&self, name: &str, got: String) -> FileError {
         FileError::Number { path: self.path.clone(), name: self.name(name), got }
     }
 
     fn rule_state(&mut self, rule: &Rule, sizes: &Sizes, positions: &[usize]) -> Result<State<f32>, FileError> {
         let &Sizes { sequences, heads, dim_k, dim_v, .. } = sizes;
+        // Before a state is allocated: its size must be that of the file.
         let memory = self.take("memory", &[sequences, heads, dim_k, rule.state_columns(dim_v)])?;
         let mut state = State::fresh(rule, sizes);
         let [_, last_key, tail_keys, tail_values] = state.shapes();
@@ -259,27 +250,41 @@ impl Arrays {
             state.tail_x = self.take("tail_keys", &tail_keys)?;
             state.tail_v = self.take("tail_values", &tail_values)?;
         }
-        let counts = self.counts("counts", &[2, sequences])?;
-        let (tails, started) = counts.split_at(sequences);
-        state.tail_len = tails.to_vec();
-        state.started = started.iter().map(|started| *started > 0).collect();
-        if state.started.iter().zip(positions).any(|(started, position)| *started != (*position > 0)) {
-            return Err(self.refuse("counts", "sequences that have begun without a token, or the reverse".into()));
-        }
-        state.check(rule, sizes).map_err(|error| self.refuse("counts", error.to_string()))?;
+        state.started = positions.iter().map(|position| *position > 0).collect();
+        state.tail_len = positions.iter().map(|position| tail_length(rule, *position)).collect();
         Ok(state)
     }
 }
 
-/// Names of the convolutions' states.
+/// How many pairs the tail of a sequence holds after `position` tokens. With next-latent alignment the first token
+/// makes no pair.
+fn tail_length(rule: &Rule, position: usize) -> usize {
+    let pairs = match rule.align {
+        Align::Same => position,
+        Align::Next => position.saturating_sub(1),
+    };
+    pairs.min(rule.tail_capacity())
+}
+
+/// Names of the states of the convolutions.
 const CONVS: [&str; 3] = ["conv.queries", "conv.keys", "conv.values"];
 
+pub(super) const OTHER_MIXER: &str = "the state belongs to another mixer";
+
 impl MixerState {
-    /// Numbers held, in bytes.
+    /// Moves the state out, and leaves one without sequences. If a call panics before it puts the new state back, later
+    /// calls refuse what is left.
+    pub(super) fn take(&mut self) -> Self {
+        let empty =
+            Self { conv: [None, None, None], memory: Memory::Cache(Cache::default()), positions: Vec::new() };
+        std::mem::replace(self, empty)
+    }
+
+    /// Size of all its numbers, in bytes.
     pub fn bytes(&self) -> usize {
         let conv: usize = self.conv.iter().flatten().map(|past| past.dims().iter().product::<usize>()).sum();
         let memory = match &self.memory {
-            Memory::Rule(memory) => memory.as_ref().map_or(0, RuleState::numbers),
+            Memory::Rule(memory) => memory.numbers(),
             Memory::Cache(cache) => cache.numbers(),
         };
         (conv + memory) * size_of::<f32>()

@@ -16,10 +16,11 @@ use super::bridge::{Array, Slice, SliceOp, run};
 use super::slices::{dot, exp, max, sum, vectorised};
 use crate::sequences::Sequences;
 
-/// Numbers in the scores that are held at once, by a thread: of longer sequences some rows at a time.
+/// The most scores that a thread holds at once. Longer sequences are computed some rows at a time.
 pub(crate) const SCORES: usize = 1 << 24;
 
-/// On the CPU: `[tokens, heads, dim]` each, queries scaled already, as many heads of keys as of values.
+/// On the CPU: attention over inputs `[tokens, heads, dim]`. Queries are scaled already, and there are as many key
+/// heads as value heads.
 pub(crate) fn attention(q: Tensor<3>, k: Tensor<3>, v: Tensor<3>, sequences: &Sequences) -> Tensor<3> {
     attention_by(SCORES, q, k, v, sequences)
 }
@@ -32,29 +33,29 @@ fn attention_by(scores: usize, q: Tensor<3>, k: Tensor<3>, v: Tensor<3>, sequenc
 #[derive(Debug)]
 struct Attention {
     offsets: Vec<usize>,
-    /// Numbers of `P` that are held at once.
+    /// The most numbers of `P` that a thread holds at once.
     scores: usize,
 }
 
-/// One head of one sequence, its rows side by side.
+/// One head of one sequence, with contiguous rows.
 #[derive(Default)]
-struct Head {
+struct HeadRows {
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
-    /// Some rows of `P`, up to the last column that is not 0 in all of them.
+    /// Some rows of `P`, without the columns that are 0 in all of them.
     p: Vec<f32>,
 }
 
-impl Head {
-    /// Takes the tokens of a sequence. The arrays are used again from head to head.
+impl HeadRows {
+    /// Copies one head of the tokens of a sequence. The arrays are reused from head to head.
     fn fill(&mut self, inputs: &[Slice<'_>], tokens: &Range<usize>, head: usize) {
-        for (rows, of) in [&mut self.q, &mut self.k, &mut self.v].into_iter().zip(inputs) {
-            gather(rows, of.data, [of.shape[1], of.shape[2]], tokens, head);
+        for (rows, input) in [&mut self.q, &mut self.k, &mut self.v].into_iter().zip(inputs) {
+            gather(rows, input.data, [input.shape[1], input.shape[2]], tokens, head);
         }
     }
 
-    /// Works out these rows of `P`, `[rows, rows.end]`, 0 above the diagonal.
+    /// Computes these rows of `P`, `[rows, rows.end]`, with zeros above the diagonal.
     fn weigh(&mut self, rows: &Range<usize>, dim: usize) {
         let width = rows.end;
         self.p.resize(rows.len() * width, 0.0);
@@ -76,13 +77,13 @@ impl Head {
     }
 }
 
-/// How many columns of each of these rows are not in the future.
+/// How many columns of each of these rows are not later than the row.
 fn past(rows: &Range<usize>) -> impl Fn(usize) -> usize + Copy + use<> {
     let first = rows.start;
     move |row| first + row + 1
 }
 
-/// The rows of one head.
+/// Copies the rows of one head.
 fn gather(rows: &mut Vec<f32>, data: &[f32], [heads, dim]: [usize; 2], tokens: &Range<usize>, head: usize) {
     rows.clear();
     for t in tokens.clone() {
@@ -91,13 +92,13 @@ fn gather(rows: &mut Vec<f32>, data: &[f32], [heads, dim]: [usize; 2], tokens: &
 }
 
 impl Attention {
-    /// Rows of a sequence of so many tokens, as many at a time as their scores allow.
+    /// The rows of a sequence of `time` tokens, in blocks whose scores fit in memory.
     fn blocks(&self, time: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let size = (self.scores / time.max(1)).max(1);
         (0..time).step_by(size).map(move |start| start..time.min(start + size))
     }
 
-    /// `f` of every sequence and head, in order, with arrays that it may use again.
+    /// Calls `f` for every head of every sequence, with working memory that is reused. Returns the results in order.
     fn by_heads<S: Default, T: Send>(
         &self,
         heads: usize,
@@ -133,13 +134,13 @@ impl Attention {
 impl SliceOp for Attention {
     fn forward(&self, inputs: &[Slice<'_>], _: bool) -> Array {
         let (heads, dim_v, dim_k) = (inputs[2].shape[1], inputs[2].shape[2], inputs[0].shape[2]);
-        let rows = self.by_heads(heads, |of: &mut Head, tokens, head| {
-            of.fill(inputs, tokens, head);
+        let rows = self.by_heads(heads, |work: &mut HeadRows, tokens, head| {
+            work.fill(inputs, tokens, head);
             let mut out = vec![0.0; tokens.len() * dim_v];
             for rows in self.blocks(tokens.len()) {
-                of.weigh(&rows, dim_k);
+                work.weigh(&rows, dim_k);
                 let out = &mut out[rows.start * dim_v..rows.end * dim_v];
-                lower_matmul(out, Mat::new(&of.p, rows.end), Mat::new(&of.v, dim_v), past(&rows));
+                lower_matmul(out, Mat::new(&work.p, rows.end), Mat::new(&work.v, dim_v), past(&rows));
             }
             out
         });
@@ -149,24 +150,25 @@ impl SliceOp for Attention {
 
     fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
         let (heads, dim_v, dim_k) = (inputs[2].shape[1], inputs[2].shape[2], inputs[0].shape[2]);
-        let rows = self.by_heads(heads, |room: &mut (Head, Vec<f32>, Vec<f32>), tokens, head| {
-            let ((of, grad_o, grad_a), time) = (room, tokens.len());
-            of.fill(inputs, tokens, head);
+        let rows = self.by_heads(heads, |room: &mut (HeadRows, Vec<f32>, Vec<f32>), tokens, head| {
+            let ((work, grad_o, grad_a), time) = (room, tokens.len());
+            work.fill(inputs, tokens, head);
             gather(grad_o, &grad, [heads, dim_v], tokens, head);
             let [mut grad_q, mut grad_k] = [vec![0.0; time * dim_k], vec![0.0; time * dim_k]];
             let mut grad_v = vec![0.0; time * dim_v];
             for rows in self.blocks(time) {
-                of.weigh(&rows, dim_k);
+                work.weigh(&rows, dim_k);
                 let (width, bound) = (rows.end, past(&rows));
-                let (grad, p) = (Mat::new(grad_o, dim_v).rows(rows.clone()), Mat::new(&of.p, width));
-                let (q, v) = (Mat::new(&of.q, dim_k).rows(rows.clone()), Mat::new(&of.v, dim_v).rows(0..width));
+                let (grad, p) = (Mat::new(grad_o, dim_v).rows(rows.clone()), Mat::new(&work.p, width));
+                let (q, v) =
+                    (Mat::new(&work.q, dim_k).rows(rows.clone()), Mat::new(&work.v, dim_v).rows(0..width));
                 lower_matmul_t(&mut grad_v, p, grad, bound);
                 grad_a.resize(rows.len() * width, 0.0);
                 product_lower(grad_a, grad, v.t(), bound);
                 vectorised(
                     #[inline(always)]
                     || {
-                        let pairs = grad_a.chunks_exact_mut(width).zip(of.p.chunks_exact(width));
+                        let pairs = grad_a.chunks_exact_mut(width).zip(work.p.chunks_exact(width));
                         for (t, (grad, p)) in rows.clone().zip(pairs) {
                             let (grad, future) = grad.split_at_mut(t + 1);
                             let along = dot(grad, &p[..=t]);
@@ -176,16 +178,16 @@ impl SliceOp for Attention {
                     },
                 );
                 let (grad_a, grad_q) = (Mat::new(grad_a, width), &mut grad_q[rows.start * dim_k..width * dim_k]);
-                lower_matmul(grad_q, grad_a, Mat::new(&of.k, dim_k), bound);
+                lower_matmul(grad_q, grad_a, Mat::new(&work.k, dim_k), bound);
                 lower_matmul_t(&mut grad_k, grad_a, q, bound);
             }
             [grad_q, grad_k, grad_v]
         });
-        let of = |i: usize, dim: usize| {
+        let gradient = |i: usize, dim: usize| {
             let rows: Vec<_> = rows.iter().map(|rows| rows[i].as_slice()).collect();
             self.scatter(&rows, heads, dim)
         };
-        vec![of(0, dim_k), of(1, dim_k), of(2, dim_v)]
+        vec![gradient(0, dim_k), gradient(1, dim_k), gradient(2, dim_v)]
     }
 }
 
@@ -214,7 +216,7 @@ mod tests {
     #[test]
     fn attention_is_its_tensor_operations() {
         let (heads, dim) = (2, 5);
-        // All rows at once, some of them, and one by one.
+        // All rows at once, some at a time, and one by one.
         let cases = [(&[1][..], SCORES), (&[40], SCORES), (&[3, 70, 1], SCORES), (&[3, 70, 1], 3000), (&[40], 1)];
         for (lengths, scores) in cases {
             let sequences = Sequences::packed(lengths);

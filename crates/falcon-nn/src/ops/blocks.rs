@@ -1,4 +1,5 @@
-//! Work on blocks of rows, each by one thread while it is in its cache, with sums over all rows that do not depend on the number of threads.
+//! Work on blocks of rows, each of which stays in the cache of one thread. Sums over all rows do not depend on the
+//! number of threads.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -8,57 +9,58 @@ use rayon::prelude::*;
 
 use super::bridge::Slice;
 
-/// Rows of a block: enough that the matrices it meets are read from memory seldom, few enough that it stays in cache.
+/// Rows of a block: enough that weight matrices are read from memory rarely, few enough that the block stays in the
+/// cache.
 const BLOCK: usize = 128;
 
-/// With fewer blocks, matrix products are what the threads share.
+/// With fewer blocks than this, threads share each matrix product instead.
 const FEW: usize = 4;
 
-/// The most parts that rows are cut into: the most threads that can help.
+/// The most parts that rows are divided into, and so the most threads that can work on them.
 const PARTS: usize = 8;
 
-/// The most numbers that all parts together sum up in, if two can do with that.
+/// The most numbers that the sums of all parts take together, as long as there are at least two parts.
 const SUMS: usize = 1 << 22;
 
-/// A block of rows, as one task sees it.
-pub(super) struct Block<'a, const S: usize> {
-    /// Which block.
+/// A block of rows and what a task needs for it.
+pub(super) struct RowBlock<'a, const S: usize> {
+    /// Index of the block.
     pub index: usize,
-    /// Which rows.
+    /// The rows of the block.
     pub rows: Range<usize>,
-    /// These rows of the arrays to write to.
+    /// The rows of the output arrays.
     pub out: Vec<&'a mut [f32]>,
-    /// Room for as many rows; what is in it is left from another block.
+    /// Working memory for as many rows, with the contents of an earlier block.
     pub scratch: [&'a mut [f32]; S],
-    /// What is summed over blocks.
+    /// Sums over blocks.
     pub sums: &'a mut [f32],
-    /// `dst = dst · keep + a b`.
+    /// The matrix product `dst = dst · keep + a b`.
     pub product: Product,
 }
 
 type Product = fn(MatMut<'_, f32>, f32, Mat<'_, f32>, Mat<'_, f32>);
 
-/// These rows of an array of rows of `width`.
-pub(super) fn rows<'a>(of: &'a [f32], width: usize, rows: &Range<usize>) -> &'a [f32] {
-    &of[rows.start * width..rows.end * width]
+/// The given rows of an array of rows of `width`.
+pub(super) fn rows<'a>(array: &'a [f32], width: usize, rows: &Range<usize>) -> &'a [f32] {
+    &array[rows.start * width..rows.end * width]
 }
 
-/// What blocks write to.
+/// The memory that blocks write to.
 pub(super) struct Room<'a, const S: usize> {
-    /// Arrays of all rows.
+    /// The output arrays, with all rows.
     pub out: Vec<&'a mut [f32]>,
-    /// Widths of the scratch rows.
+    /// Widths of the rows of working memory.
     pub scratch: [usize; S],
-    /// How many sums there are.
+    /// Number of sums.
     pub sums: usize,
 }
 
-/// Calls `f` with every block of so many rows. Returns what it returns, in order, and the sums of what it adds up: over parts that depend on
-/// the sizes alone, then over these, in order.
+/// Calls `f` with every block of `count` rows. Returns its results in order, and the sums. Each part of the rows has
+/// its own sums, which are then added in order; the parts depend on the sizes only.
 pub(super) fn by_blocks<T: Send, const S: usize>(
     count: usize,
     room: Room<'_, S>,
-    f: impl Fn(Block<'_, S>) -> T + Sync,
+    f: impl Fn(RowBlock<'_, S>) -> T + Sync,
 ) -> (Vec<T>, Vec<f32>) {
     let Room { mut out, scratch: scratch_widths, sums } = room;
     let widths: Vec<_> = out.iter().map(|out| out.len() / count.max(1)).collect();
@@ -70,7 +72,7 @@ pub(super) fn by_blocks<T: Send, const S: usize>(
             let out = cut(&mut out, &widths, rows.len());
             let mut widths = scratch_widths.into_iter();
             let scratch = scratch.each_mut().map(|x| &mut x[..rows.len() * widths.next().expect("one each")]);
-            f(Block { index: start / size, rows, out, scratch, sums: &mut sum, product })
+            f(RowBlock { index: start / size, rows, out, scratch, sums: &mut sum, product })
         });
         (blocks.collect::<Vec<_>>(), sum)
     };
@@ -88,7 +90,7 @@ pub(super) fn by_blocks<T: Send, const S: usize>(
     (results.into_iter().flatten().collect(), add_up(sums))
 }
 
-/// The sum of arrays, in their order.
+/// Adds arrays in their order.
 fn add_up(arrays: Vec<Vec<f32>>) -> Vec<f32> {
     const CHUNK: usize = 1 << 13;
     let mut arrays = arrays.into_iter();
@@ -102,12 +104,12 @@ fn add_up(arrays: Vec<Vec<f32>>) -> Vec<f32> {
     sum
 }
 
-/// Whether so many rows are cut into blocks.
+/// Whether this many rows are divided into blocks.
 fn is_cut(rows: usize) -> bool {
     rows.div_ceil(BLOCK) >= FEW
 }
 
-/// Takes so many rows from the front of every array.
+/// Splits the first `rows` rows off every array.
 fn cut<'a>(out: &mut [&'a mut [f32]], widths: &[usize], rows: usize) -> Vec<&'a mut [f32]> {
     let fronts = out.iter_mut().zip(widths).map(|(out, width)| {
         let (front, rest) = std::mem::take(out).split_at_mut(rows * width);
@@ -117,7 +119,7 @@ fn cut<'a>(out: &mut [&'a mut [f32]], widths: &[usize], rows: usize) -> Vec<&'a 
     fronts.collect()
 }
 
-/// A matrix `[out, in]` that blocks of rows are multiplied with, `y = x Wᵀ`.
+/// A matrix `[out, in]` for products `y = x Wᵀ` with blocks of rows.
 pub(super) struct Weight<'a> {
     data: Cow<'a, [f32]>,
     inputs: usize,
@@ -125,7 +127,8 @@ pub(super) struct Weight<'a> {
 }
 
 impl<'a> Weight<'a> {
-    /// For so many rows in all: products of blocks are fastest with the transpose, and many blocks share it.
+    /// Prepares products with `rows` rows in all. Products of blocks are fastest with a transposed copy, which all
+    /// blocks share.
     pub fn new(weight: &Slice<'a>, rows: usize) -> Self {
         let inputs = weight.shape[1];
         let transposed = is_cut(rows);
@@ -133,7 +136,7 @@ impl<'a> Weight<'a> {
         Self { data, inputs, transposed }
     }
 
-    /// Rows of `W`.
+    /// Number of rows of `W`.
     pub fn outputs(&self) -> usize {
         self.data.len() / self.inputs
     }
@@ -144,7 +147,7 @@ impl<'a> Weight<'a> {
     }
 }
 
-/// `[rows, cols]` to `[cols, rows]`.
+/// Transposes `[rows, cols]` to `[cols, rows]`.
 pub(super) fn transpose(from: &[f32], cols: usize) -> Vec<f32> {
     const TILE: usize = 16;
     let rows = from.len() / cols;
@@ -163,9 +166,9 @@ pub(super) fn transpose(from: &[f32], cols: usize) -> Vec<f32> {
 mod tests {
     use super::*;
 
-    /// Copies rows and sums them up, in all the ways that rows are cut.
+    /// Copies rows and sums them, with one part and several.
     #[test]
-    fn every_row_is_met_once_whatever_the_threads() {
+    fn every_row_is_visited_once_by_any_number_of_threads() {
         for count in [0, 1, BLOCK, FEW * BLOCK - BLOCK + 1, 37 * BLOCK + 5] {
             let x: Vec<f32> = (0..3 * count).map(|i| (i as f32).sin()).collect();
             let run = |threads| {

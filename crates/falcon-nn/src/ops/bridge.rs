@@ -1,7 +1,8 @@
 //! Functions of slices as differentiable operations of Burn's CPU backend.
 //!
-//! A [`SliceOp`] is made for one call. It may keep what its backward pass needs; Burn keeps the inputs. A [`ManyOp`] has several
-//! outputs. This is the only place that knows how Burn dispatches and differentiates.
+//! A [`SliceOp`] has one output, a [`ManyOp`] several. An operation that returns more than tensors, such as a state, or
+//! that keeps something for its backward pass, is a function given to [`run_with`], which returns all of it as a value.
+//! This is the only module that knows how Burn dispatches and differentiates.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
@@ -19,70 +20,105 @@ use burn_flex::FlexTensor;
 
 /// A differentiable function of row-major `f32` arrays.
 pub(crate) trait SliceOp: Debug + Send + Sync {
-    /// The output. `tracked` says whether a backward pass may follow.
+    /// Computes the output. `tracked` tells whether a backward pass may follow.
     fn forward(&self, inputs: &[Slice<'_>], tracked: bool) -> Array;
 
-    /// The gradient of every input, from that of the output, which is there to be overwritten.
+    /// Computes the gradient of every input from that of the output, whose memory may be reused.
     fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>>;
 }
 
-/// A differentiable function of row-major `f32` arrays to several.
+/// A differentiable function of row-major `f32` arrays with several outputs.
 pub(crate) trait ManyOp: Debug + Send + Sync {
-    /// How many outputs there are.
-    fn outputs(&self) -> usize;
-
-    /// The outputs. `tracked` says whether a backward pass may follow.
+    /// Computes the outputs. `tracked` tells whether a backward pass may follow.
     fn forward(&self, inputs: &[Slice<'_>], tracked: bool) -> Vec<Array>;
 
-    /// The gradient of every input, from those of the outputs: none where the loss does not depend on one.
+    /// Computes the gradient of every input from those of the outputs. An output that the loss does not depend on has
+    /// no gradient.
     fn backward(&self, inputs: &[Slice<'_>], grads: Vec<Option<Vec<f32>>>) -> Vec<Vec<f32>>;
 }
 
-/// One output is a case of many.
+/// The backward pass of one call, with what its forward pass has kept for it. Burn keeps the inputs.
+pub(crate) trait Adjoint: Debug + Send + Sync {
+    /// See [`ManyOp::backward`].
+    fn backward(&self, inputs: &[Slice<'_>], grads: Vec<Option<Vec<f32>>>) -> Vec<Vec<f32>>;
+}
+
+/// The result of a forward pass.
+pub(crate) struct ForwardPass<T> {
+    pub outputs: Vec<Array>,
+    pub adjoint: Arc<dyn Adjoint>,
+    /// Whatever else the caller gets.
+    pub value: T,
+}
+
 #[derive(Debug)]
 struct One(Arc<dyn SliceOp>);
 
-impl ManyOp for One {
-    fn outputs(&self) -> usize {
-        1
-    }
-
-    fn forward(&self, inputs: &[Slice<'_>], tracked: bool) -> Vec<Array> {
-        vec![self.0.forward(inputs, tracked)]
-    }
-
-    fn backward(&self, inputs: &[Slice<'_>], mut grads: Vec<Option<Vec<f32>>>) -> Vec<Vec<f32>> {
-        self.0.backward(inputs, grads[0].take().expect("a backward pass starts from a gradient"))
+impl Adjoint for One {
+    fn backward(&self, inputs: &[Slice<'_>], grads: Vec<Option<Vec<f32>>>) -> Vec<Vec<f32>> {
+        self.0.backward(inputs, only(grads))
     }
 }
 
-/// An array to read.
+#[derive(Debug)]
+struct Many(Arc<dyn ManyOp>);
+
+impl Adjoint for Many {
+    fn backward(&self, inputs: &[Slice<'_>], grads: Vec<Option<Vec<f32>>>) -> Vec<Vec<f32>> {
+        self.0.backward(inputs, grads)
+    }
+}
+
+/// The gradient of the only output of an operation.
+pub(super) fn only(mut grads: Vec<Option<Vec<f32>>>) -> Vec<f32> {
+    grads[0].take().expect("a backward pass starts from a gradient")
+}
+
+/// A row-major array to read.
 pub(crate) struct Slice<'a> {
     pub data: &'a [f32],
     pub shape: &'a [usize],
 }
 
-/// An array to hand over.
+/// A row-major array to hand over.
 pub(crate) struct Array {
     pub data: Vec<f32>,
     pub shape: Vec<usize>,
 }
 
-/// Runs `op` on tensors of the CPU backend.
+/// Runs an operation with one output on tensors of the CPU backend.
 pub(crate) fn run<const D: usize, const N: usize>(op: Arc<dyn SliceOp>, inputs: [Primitive; N]) -> Tensor<D> {
-    let mut outputs = run_many(Arc::new(One(op)), inputs.into());
+    let forward = |inputs: &[Slice<'_>], tracked: bool| {
+        let outputs = vec![op.forward(inputs, tracked)];
+        ForwardPass { outputs, adjoint: Arc::new(One(op)), value: () }
+    };
+    let (mut outputs, ()) = run_with(forward, inputs.into());
     Tensor::from_dispatch(outputs.remove(0))
 }
 
-/// Runs `op` on tensors of the CPU backend.
+/// Runs an operation with several outputs on tensors of the CPU backend.
 pub(crate) fn run_many(op: Arc<dyn ManyOp>, inputs: Vec<Primitive>) -> Vec<Primitive> {
-    Dispatch::run_slices(op, inputs.into(), false)
+    let forward = |inputs: &[Slice<'_>], tracked: bool| {
+        let outputs = op.forward(inputs, tracked);
+        ForwardPass { outputs, adjoint: Arc::new(Many(op)), value: () }
+    };
+    run_with(forward, inputs).0
 }
 
-/// A tensor of any rank, on its way through the bridge.
+/// Runs a function of slices on tensors of the CPU backend. It is told whether a backward pass may follow; its adjoint
+/// is dropped if none does. Returns its outputs and its value.
+pub(crate) fn run_with<T, F>(forward: F, inputs: Vec<Primitive>) -> (Vec<Primitive>, T)
+where
+    F: FnOnce(&[Slice<'_>], bool) -> ForwardPass<T>,
+{
+    let (outputs, _, value) = Dispatch::run_slices(forward, inputs.into(), false);
+    (outputs, value)
+}
+
+/// A tensor of any rank on any of Burn's backends.
 pub(crate) type Primitive = FloatTensor<Dispatch>;
 
-/// Burn passes tensors by name, one type for each number of them.
+/// Burn passes tensors as named fields, so there is a variant for each number of inputs.
 macro_rules! arities {
     ($($name:ident $count:literal [$($x:ident)*];)*) => {
         /// The inputs of an operation.
@@ -111,12 +147,17 @@ macro_rules! arities {
             }
         }
 
-        fn track<B: SliceBackend, C: CheckpointStrategy>(
-            op: Arc<dyn ManyOp>,
+        fn track<B, C, T, F>(
+            forward: F,
             inputs: Vec<FloatTensor<Autodiff<B, C>>>,
-        ) -> Vec<FloatTensor<Autodiff<B, C>>> {
+        ) -> Tracked<Autodiff<B, C>, T>
+        where
+            B: SliceBackend,
+            C: CheckpointStrategy,
+            F: FnOnce(&[Slice<'_>], bool) -> ForwardPass<T>,
+        {
             match inputs.len() {
-                $($count => track_all::<B, C, $count>(op, inputs),)*
+                $($count => track_all::<B, C, T, F, $count>(forward, inputs),)*
                 count => panic!("{count} inputs: the bridge is not that wide"),
             }
         }
@@ -134,44 +175,52 @@ arities! {
     Args8 8 [a b c d e f g h];
 }
 
-/// Backends that run [`ManyOp`]s.
+/// Backends that run functions of slices.
 #[backend_extension(Flex, Autodiff)]
 pub trait SliceBackend: Backend {
-    fn run_slices(
-        op: Arc<dyn ManyOp>,
+    fn run_slices<T, F>(
+        forward: F,
         #[extension_type] inputs: Args<Self>,
         tracked: bool,
-    ) -> Vec<FloatTensor<Self>>;
+    ) -> (Vec<FloatTensor<Self>>, Arc<dyn Adjoint>, T)
+    where
+        F: FnOnce(&[Slice<'_>], bool) -> ForwardPass<T>;
 
-    /// `grads` are those of the outputs `given`.
+    /// `grads` are the gradients of those of the `outputs` that `given` lists.
     fn run_slices_backward(
-        op: Arc<dyn ManyOp>,
+        adjoint: Arc<dyn Adjoint>,
         #[extension_type] inputs: Args<Self>,
         #[extension_type] grads: Args<Self>,
         given: Vec<usize>,
+        outputs: usize,
     ) -> Vec<FloatTensor<Self>>;
 }
 
 impl SliceBackend for Flex {
-    fn run_slices(op: Arc<dyn ManyOp>, inputs: Args<Self>, tracked: bool) -> Vec<FlexTensor> {
-        let outputs = with_slices(inputs, |inputs| op.forward(inputs, tracked));
-        outputs.into_iter().map(|Array { data, shape }| tensor(data, shape)).collect()
+    fn run_slices<T, F>(forward: F, inputs: Args<Self>, tracked: bool) -> (Vec<FlexTensor>, Arc<dyn Adjoint>, T)
+    where
+        F: FnOnce(&[Slice<'_>], bool) -> ForwardPass<T>,
+    {
+        let ForwardPass { outputs, adjoint, value } = with_slices(inputs, |inputs| forward(inputs, tracked));
+        let outputs = outputs.into_iter().map(|Array { data, shape }| tensor(data, shape)).collect();
+        (outputs, adjoint, value)
     }
 
     fn run_slices_backward(
-        op: Arc<dyn ManyOp>,
+        adjoint: Arc<dyn Adjoint>,
         inputs: Args<Self>,
         grads: Args<Self>,
         given: Vec<usize>,
+        outputs: usize,
     ) -> Vec<FlexTensor> {
-        let mut by_output = vec![None; op.outputs()];
+        let mut by_output = vec![None; outputs];
         for (output, grad) in given.into_iter().zip(grads.into_vec()) {
-            // Free where nobody else has it.
+            // Does not copy unless the gradient is shared.
             by_output[output] = Some(grad.into_data().try_into_vec().expect("gradients of f32 are f32"));
         }
         with_slices(inputs, |inputs| {
-            let found = op.backward(inputs, by_output);
-            assert_eq!(found.len(), inputs.len(), "gradients, and inputs");
+            let found = adjoint.backward(inputs, by_output);
+            assert_eq!(found.len(), inputs.len(), "one gradient for each input");
             found.into_iter().zip(inputs).map(|(grad, input)| tensor(grad, input.shape.to_vec())).collect()
         })
     }
@@ -182,7 +231,7 @@ fn tensor(data: Vec<f32>, shape: Vec<usize>) -> FlexTensor {
 }
 
 fn with_slices<T>(inputs: Args<Flex>, f: impl FnOnce(&[Slice<'_>]) -> T) -> T {
-    // Free where they are contiguous already.
+    // Does not copy tensors that are contiguous.
     let inputs: Vec<_> = inputs.into_vec().into_iter().map(|x| x.to_contiguous()).collect();
     let shapes: Vec<Vec<usize>> = inputs.iter().map(|x| x.shape().to_vec()).collect();
     let slices: Vec<_> = inputs.iter().zip(&shapes).map(|(x, shape)| Slice { data: floats(x), shape }).collect();
@@ -194,58 +243,72 @@ fn floats(tensor: &FlexTensor) -> &[f32] {
 }
 
 impl<B: SliceBackend, C: CheckpointStrategy> SliceBackend for Autodiff<B, C> {
-    fn run_slices(op: Arc<dyn ManyOp>, inputs: Args<Self>, _: bool) -> Vec<FloatTensor<Self>> {
-        track::<B, C>(op, inputs.into_vec())
+    fn run_slices<T, F>(forward: F, inputs: Args<Self>, _: bool) -> (Vec<FloatTensor<Self>>, Arc<dyn Adjoint>, T)
+    where
+        F: FnOnce(&[Slice<'_>], bool) -> ForwardPass<T>,
+    {
+        track::<B, C, T, F>(forward, inputs.into_vec())
     }
 
     fn run_slices_backward(
-        _: Arc<dyn ManyOp>,
+        _: Arc<dyn Adjoint>,
         _: Args<Self>,
         _: Args<Self>,
         _: Vec<usize>,
+        _: usize,
     ) -> Vec<FloatTensor<Self>> {
         panic!("the CPU operations have first derivatives only: no gradient can be taken of their gradients")
     }
 }
 
-/// Burn's operations have one output each. One of ours with several is a hub that every output hangs from: the outputs leave
-/// their gradients with the hub, which is run after all of them and then has what it needs.
-fn track_all<B: SliceBackend, C: CheckpointStrategy, const N: usize>(
-    op: Arc<dyn ManyOp>,
+/// Outputs, adjoint and value of a call, as [`SliceBackend::run_slices`] returns them.
+type Tracked<B, T> = (Vec<FloatTensor<B>>, Arc<dyn Adjoint>, T);
+
+/// Burn's operations have one output each. An operation with several outputs is therefore a hub that every output hangs
+/// from: the backward passes of the outputs leave their gradients with the hub, whose own backward pass runs after all
+/// of them.
+fn track_all<B, C, T, F, const N: usize>(
+    forward: F,
     inputs: Vec<FloatTensor<Autodiff<B, C>>>,
-) -> Vec<FloatTensor<Autodiff<B, C>>> {
+) -> Tracked<Autodiff<B, C>, T>
+where
+    B: SliceBackend,
+    C: CheckpointStrategy,
+    F: FnOnce(&[Slice<'_>], bool) -> ForwardPass<T>,
+{
     let inputs: [_; N] = inputs.try_into().unwrap_or_else(|_| panic!("{N} inputs"));
     let nodes = inputs.each_ref().map(|x| x.node());
     let inputs: Vec<_> = inputs.map(|x| x.into_primitive()).into();
     match Hub.prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(prep) => {
-            let mut outputs = B::run_slices(op.clone(), inputs.clone().into(), true);
+            let (mut outputs, adjoint, value) = B::run_slices(forward, inputs.clone().into(), true);
             let left = Arc::new(Mutex::new(vec![None; outputs.len()]));
-            let saved = Saved { op, inputs, left: left.clone() };
+            let saved = Saved { adjoint: adjoint.clone(), inputs, left: left.clone() };
             if outputs.len() == 1 {
-                return vec![prep.finish(saved, outputs.remove(0))];
+                return (vec![prep.finish(saved, outputs.remove(0))], adjoint, value);
             }
-            let hub = prep.finish(saved, nothing::<B>(&outputs[0]));
+            let hub = prep.finish(saved, placeholder::<B>(&outputs[0]));
             let spokes = outputs.into_iter().enumerate().map(|(index, output)| {
                 match Spoke.prepare::<C>([hub.node()]).compute_bound().stateful() {
                     OpsKind::Tracked(prep) => prep.finish((left.clone(), index), output),
                     OpsKind::UnTracked(prep) => prep.finish(output),
                 }
             });
-            spokes.collect()
+            (spokes.collect(), adjoint, value)
         }
         OpsKind::UnTracked(prep) => {
-            let mut outputs = B::run_slices(op, inputs.into(), false);
+            let (mut outputs, adjoint, value) = B::run_slices(forward, inputs.into(), false);
             if outputs.len() == 1 {
-                return vec![prep.finish(outputs.remove(0))];
+                return (vec![prep.finish(outputs.remove(0))], adjoint, value);
             }
-            outputs.into_iter().map(<Autodiff<B, C> as AutodiffBackend>::from_inner).collect()
+            let outputs = outputs.into_iter().map(<Autodiff<B, C> as AutodiffBackend>::from_inner).collect();
+            (outputs, adjoint, value)
         }
     }
 }
 
-/// What stands for the value of a hub, and for its gradient: one number that nobody reads.
-fn nothing<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
+/// Stands for the value of a hub and for its gradient: one number that is never read.
+fn placeholder<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_zeros([1].into(), &like.device(), like.dtype().into())
 }
 
@@ -254,7 +317,7 @@ type Left<B> = Arc<Mutex<Vec<Option<FloatTensor<B>>>>>;
 
 #[derive(Clone, Debug)]
 struct Saved<B: Backend> {
-    op: Arc<dyn ManyOp>,
+    adjoint: Arc<dyn Adjoint>,
     inputs: Vec<FloatTensor<B>>,
     left: Left<B>,
 }
@@ -267,15 +330,16 @@ impl<B: SliceBackend, const N: usize> Backward<B, N> for Hub {
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        let Saved { op, inputs, left } = ops.state;
+        let Saved { adjoint, inputs, left } = ops.state;
         let mut left = std::mem::take(&mut *left.lock().expect("no step panicked"));
         if let [only] = &mut left[..] {
             *only = Some(grad);
         }
         let given = left.iter().enumerate().filter(|(_, grad)| grad.is_some()).map(|(index, _)| index).collect();
+        let outputs = left.len();
         let left: Vec<_> = left.into_iter().flatten().collect();
-        let found = B::run_slices_backward(op, inputs.into(), left.into(), given);
-        assert_eq!(found.len(), N, "gradients, and inputs");
+        let found = B::run_slices_backward(adjoint, inputs.into(), left.into(), given, outputs);
+        assert_eq!(found.len(), N, "one gradient for each input");
         for (parent, grad) in ops.parents.into_iter().zip(found) {
             if let Some(node) = parent {
                 grads.register::<B>(node.id, grad);
@@ -294,7 +358,7 @@ impl<B: Backend> Backward<B, 1> for Spoke {
         let grad = grads.consume::<B>(&ops.node);
         let (left, index) = ops.state;
         if let [Some(hub)] = ops.parents {
-            grads.register::<B>(hub.id, nothing::<B>(&grad));
+            grads.register::<B>(hub.id, placeholder::<B>(&grad));
         }
         left.lock().expect("no step panicked")[index] = Some(grad);
     }

@@ -1,4 +1,4 @@
-//! A causal convolution over time, one filter per channel, after which SiLU may follow.
+//! A causal convolution over time with one filter per channel, optionally followed by SiLU.
 //!
 //! ```text
 //! p_t = Σ_i w_i x_{t − (K−1) + i}        y = p, or p σ(p)
@@ -13,11 +13,11 @@ use rayon::prelude::*;
 
 use super::bridge::{Array, Slice, SliceOp, run};
 use super::slices::{ROWS, sigmoid, vectorised};
-use crate::config::Activation;
+use crate::options::Activation;
 use crate::sequences::Sequences;
 
-/// On the CPU: `x` is `[tokens, channels]`, `weight` is `[channels, 1, taps]`, and `before` holds the last `taps − 1` tokens of each sequence
-/// before these, if any.
+/// On the CPU: `x` is `[tokens, channels]`, `weight` is `[channels, 1, taps]`, and `before` holds the last `taps − 1`
+/// tokens of each sequence before this call, if there were any.
 pub(crate) fn convolve(
     x: Tensor<2>,
     weight: Tensor<3>,
@@ -35,14 +35,14 @@ pub(crate) fn convolve(
 
 #[derive(Debug)]
 struct Conv {
-    /// `[sequences, taps − 1, channels]`; zeros if there is none.
+    /// `[sequences, taps − 1, channels]`; none stands for zeros.
     before: Option<Vec<f32>>,
     offsets: Vec<usize>,
     silu: bool,
 }
 
-/// One call, taken apart.
-struct Call<'a> {
+/// One call with its inputs by name.
+struct ConvCall<'a> {
     op: &'a Conv,
     x: &'a [f32],
     channels: usize,
@@ -51,7 +51,7 @@ struct Call<'a> {
     filters: Vec<f32>,
 }
 
-impl<'a> Call<'a> {
+impl<'a> ConvCall<'a> {
     fn new(op: &'a Conv, inputs: &[Slice<'a>]) -> Self {
         let [x, weight] = inputs else { unreachable!("two inputs") };
         let (channels, taps) = (weight.shape[0], weight.shape[2]);
@@ -59,7 +59,7 @@ impl<'a> Call<'a> {
         Self { op, x: x.data, channels, taps, filters }
     }
 
-    /// Stretches of tokens that lie in one sequence: which one, and where.
+    /// Blocks of tokens, each within one sequence: the sequence and the tokens.
     fn blocks(&self) -> Vec<(usize, Range<usize>)> {
         let sequences = self.op.offsets.windows(2).enumerate();
         sequences
@@ -69,7 +69,7 @@ impl<'a> Call<'a> {
             .collect()
     }
 
-    /// The token `back` tokens before `t`, from this call or from before it.
+    /// The token `back` tokens before `t`, from this call or an earlier one; none before the beginning of a sequence.
     #[inline(always)]
     fn token(&self, sequence: usize, t: usize, back: usize) -> Option<&[f32]> {
         let start = self.op.offsets[sequence];
@@ -99,25 +99,25 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The number of taps that is worth a loop of its own.
+/// The number of taps that has a loop of its own, for speed.
 const USUAL: usize = 4;
 
 /// The first rows of a matrix.
 #[inline(always)]
-fn rows(of: &[f32], width: usize) -> [&[f32]; USUAL] {
-    std::array::from_fn(|i| &of[i * width..][..width])
+fn rows(matrix: &[f32], width: usize) -> [&[f32]; USUAL] {
+    std::array::from_fn(|i| &matrix[i * width..][..width])
 }
 
 /// `y = Σ_i w_i ⊙ x_i`, in one pass.
 #[inline(always)]
 fn weigh(y: &mut [f32], w: [&[f32]; USUAL], x: [&[f32]; USUAL]) {
-    let [w, x] = [w, x].map(|of| of.map(|row| &row[..y.len()]));
+    let [w, x] = [w, x].map(|rows| rows.map(|row| &row[..y.len()]));
     for c in 0..y.len() {
         y[c] = (w[0][c] * x[0][c] + w[1][c] * x[1][c]) + (w[2][c] * x[2][c] + w[3][c] * x[3][c]);
     }
 }
 
-/// Cuts rows of a matrix at the ends of blocks, which cover it in order.
+/// Splits a matrix into the rows of consecutive blocks.
 fn cut<'d>(mut data: &'d mut [f32], blocks: &[(usize, Range<usize>)], width: usize) -> Vec<&'d mut [f32]> {
     let mut parts = Vec::with_capacity(blocks.len());
     for (_, tokens) in blocks {
@@ -130,7 +130,7 @@ fn cut<'d>(mut data: &'d mut [f32], blocks: &[(usize, Range<usize>)], width: usi
 
 impl SliceOp for Conv {
     fn forward(&self, inputs: &[Slice<'_>], _: bool) -> Array {
-        let call = Call::new(self, inputs);
+        let call = ConvCall::new(self, inputs);
         let mut y = vec![0.0; call.x.len()];
         let blocks = call.blocks();
         cut(&mut y, &blocks, call.channels).into_par_iter().zip(&blocks).for_each(|(y, (sequence, tokens))| {
@@ -150,10 +150,10 @@ impl SliceOp for Conv {
     }
 
     fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
-        let call = Call::new(self, inputs);
-        let Call { channels, taps, .. } = call;
+        let call = ConvCall::new(self, inputs);
+        let ConvCall { channels, taps, .. } = call;
         let blocks = call.blocks();
-        // dp = dy silu′(p), where p is worked out again.
+        // dp = dy silu′(p), with p computed again.
         let mut grad_p = grad;
         if self.silu {
             cut(&mut grad_p, &blocks, channels).into_par_iter().zip(&blocks).for_each(
@@ -202,7 +202,7 @@ impl SliceOp for Conv {
                 );
             },
         );
-        // Blocks do not depend on the number of threads, and are added in order.
+        // Blocks do not depend on the number of threads and are added in order, so the sum does not, either.
         let parts: Vec<Vec<f32>> = blocks
             .par_iter()
             .map(|(sequence, tokens)| {

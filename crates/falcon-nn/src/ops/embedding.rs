@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Int, Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::Engine;
@@ -10,25 +10,24 @@ use super::bridge::{Array, Slice, SliceOp, run};
 use super::slices::{by_rows, vectorised};
 
 /// The rows of `weight`, `[vocabulary, hidden]`, that `tokens` name.
-pub(crate) fn embed(engine: Engine, weight: Tensor<2>, tokens: Tensor<1, Int>) -> Tensor<2> {
+pub(crate) fn embed(engine: Engine, weight: Tensor<2>, tokens: &[u32]) -> Tensor<2> {
+    let vocabulary = weight.dims()[0];
+    if let Some((t, token)) = tokens.iter().enumerate().find(|(_, token)| **token as usize >= vocabulary) {
+        panic!("token {t} is {token}, outside the vocabulary of {vocabulary}");
+    }
     match engine {
-        Engine::Kernels => {
-            let vocabulary = weight.dims()[0];
-            let data = tokens.into_data();
-            let row = |(t, token): (usize, i64)| {
-                let row = usize::try_from(token).ok().filter(|row| *row < vocabulary);
-                row.unwrap_or_else(|| panic!("token {t} is {token}, outside the vocabulary of {vocabulary}"))
-            };
-            let rows = data.iter::<i64>().enumerate().map(row).collect();
-            run(Arc::new(Embed { rows }), [weight.into_dispatch()])
+        Engine::Kernels => run(Arc::new(Embed { tokens: tokens.to_vec() }), [weight.into_dispatch()]),
+        Engine::Tensors => {
+            let rows: Vec<i32> = tokens.iter().map(|token| *token as i32).collect();
+            let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, [tokens.len()]), &weight.device());
+            weight.select(0, rows)
         }
-        Engine::Tensors => weight.select(0, tokens),
     }
 }
 
 #[derive(Debug)]
 struct Embed {
-    rows: Vec<usize>,
+    tokens: Vec<u32>,
 }
 
 /// Parts of the vocabulary whose gradients are summed up by themselves.
@@ -37,13 +36,13 @@ const PARTS: usize = 16;
 impl SliceOp for Embed {
     fn forward(&self, inputs: &[Slice<'_>], _: bool) -> Array {
         let (weight, width) = (inputs[0].data, inputs[0].shape[1]);
-        let mut y = vec![0.0; self.rows.len() * width];
+        let mut y = vec![0.0; self.tokens.len() * width];
         by_rows(&mut y, width, |first, y| {
-            for (y, row) in y.chunks_exact_mut(width).zip(&self.rows[first..]) {
-                y.copy_from_slice(&weight[row * width..][..width]);
+            for (y, token) in y.chunks_exact_mut(width).zip(&self.tokens[first..]) {
+                y.copy_from_slice(&weight[*token as usize * width..][..width]);
             }
         });
-        Array { data: y, shape: vec![self.rows.len(), width] }
+        Array { data: y, shape: vec![self.tokens.len(), width] }
     }
 
     fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
@@ -56,8 +55,9 @@ impl SliceOp for Embed {
             vectorised(
                 #[inline(always)]
                 || {
-                    for (row, grad) in self.rows.iter().zip(grad.chunks_exact(width)) {
-                        if rows.contains(row) {
+                    for (token, grad) in self.tokens.iter().zip(grad.chunks_exact(width)) {
+                        let row = *token as usize;
+                        if rows.contains(&row) {
                             let sum = &mut sums[(row - rows.start) * width..][..width];
                             sum.iter_mut().zip(grad).for_each(|(sum, grad)| *sum += grad);
                         }
@@ -71,7 +71,7 @@ impl SliceOp for Embed {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Device, TensorData};
+    use burn::tensor::Device;
 
     use super::*;
     use crate::ops::testing::compare;
@@ -80,12 +80,10 @@ mod tests {
     fn the_embedding_is_its_tensor_operations() {
         for (vocabulary, tokens) in [(1, 3), (7, 1), (50, 700)] {
             let width = 6;
-            let rows: Vec<i32> = (0..tokens).map(|t| (t * t + 3 * t) % vocabulary).collect();
+            let rows: Vec<u32> = (0..tokens).map(|t| (t * t + 3 * t) % vocabulary).collect();
             compare(&[vec![vocabulary as usize, width]], |engine, inputs| {
-                let ids = TensorData::new(rows.clone(), [rows.len()]);
-                let ids = Tensor::from_data(ids, &Device::flex().autodiff());
                 let weight = inputs[0].clone().reshape([vocabulary as usize, width]);
-                vec![embed(engine, weight, ids).flatten(0, 1)]
+                vec![embed(engine, weight, &rows).flatten(0, 1)]
             });
         }
     }
@@ -94,6 +92,6 @@ mod tests {
     #[should_panic(expected = "token 1 is 9, outside the vocabulary of 9")]
     fn tokens_outside_are_refused() {
         let device = Device::flex();
-        embed(Engine::Kernels, Tensor::zeros([9, 2], &device), Tensor::from_data([8, 9], &device));
+        embed(Engine::Kernels, Tensor::zeros([9, 2], &device), &[8, 9]);
     }
 }

@@ -15,12 +15,12 @@ use super::blocks::{Room, by_blocks, rows};
 use super::bridge::{Array, ManyOp, Primitive, Slice, run_many};
 use super::slices::{sigmoid, vectorised};
 
-/// What the gain is.
+/// How the gain is computed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Gain {
+pub(crate) enum GainFunction {
     /// `c σ(z)`.
     Sigmoid { scale: f64 },
-    /// `c softplus(z + b₁)` with the unit `c`, and no more than `most · c`, over `1 + λ` where there is a ridge.
+    /// `c softplus(z + b₁)` with the unit `c`, bounded by `most · c`, or `most · c / (1 + λ)` if there is a ridge.
     Step { unit: f64, most: Option<f64> },
     /// `Δ`.
     Delta,
@@ -29,42 +29,44 @@ pub(crate) enum Gain {
 /// `b₁ = ln(e − 1)`: `softplus(b₁) = 1`.
 pub(crate) const FULL_STEP: f64 = 0.541_324_854_612_918_1;
 
-/// What the decay is.
+/// How the decay is computed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Decay {
-    /// `λ`.
+pub(crate) enum DecayFunction {
+    /// A ridge `λ`.
     Ridge { scale: f64 },
-    /// `γ`.
+    /// A carry `γ`.
     Selective,
 }
 
-/// Which gates there are.
+/// The gates of a layer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gating {
-    pub gain: Option<Gain>,
-    pub decay: Option<Decay>,
+    pub gain: Option<GainFunction>,
+    pub decay: Option<DecayFunction>,
     pub heads: usize,
-    /// Gains of a head.
+    /// Number of gains of a head.
     pub gains: usize,
-    /// How often the decay of a head is repeated.
+    /// How many times the decay of a head is repeated.
     pub decays: usize,
 }
 
-/// On the CPU: gain and decay `[tokens, heads, …]`, where there are such. Inputs are `z`, `[tokens, heads · gains]`, for a gain that is no
-/// `Δ`; for a decay `a`, `[tokens, heads]`, and `b`, `[heads]`; for a selective one `l`, `[heads]`.
-pub(crate) fn gates(of: Gating, inputs: [Option<Primitive>; 4]) -> [Option<Tensor<3>>; 2] {
-    if of.outputs() == 0 {
+/// On the CPU: the gain and the decay, `[tokens, heads, …]` each, if the layer has them. The inputs are `z`,
+/// `[tokens, heads · gains]`, for a gain other than `Δ`; `a`, `[tokens, heads]`, and `b`, `[heads]`, for a decay; and
+/// `l`, `[heads]`, for a selective decay.
+pub(crate) fn gates(gating: Gating, inputs: [Option<Primitive>; 4]) -> [Option<Tensor<3>>; 2] {
+    let present = [gating.gain.is_some(), gating.decay.is_some()];
+    if present == [false, false] {
         return [None, None];
     }
-    let mut outputs = run_many(Arc::new(of), inputs.into_iter().flatten().collect()).into_iter();
-    [of.gain.is_some(), of.decay.is_some()].map(|there| {
+    let mut outputs = run_many(Arc::new(gating), inputs.into_iter().flatten().collect()).into_iter();
+    present.map(|there| {
         let output = there.then(|| outputs.next().expect("an output for each gate"));
         output.map(Tensor::from_dispatch)
     })
 }
 
-/// The inputs that there are.
-struct Named<'a> {
+/// The inputs by name.
+struct GateInputs<'a> {
     z: Option<&'a [f32]>,
     a: Option<&'a [f32]>,
     b: &'a [f32],
@@ -74,36 +76,38 @@ struct Named<'a> {
 }
 
 impl Gating {
-    fn named<'a>(&self, inputs: &[Slice<'a>]) -> Named<'a> {
+    fn named<'a>(&self, inputs: &[Slice<'a>]) -> GateInputs<'a> {
         let tokens = inputs[0].shape[0];
         let mut inputs = inputs.iter().map(|input| input.data);
         let mut next = |there: bool| there.then(|| inputs.next().expect("an input for each"));
-        let z = next(matches!(self.gain, Some(Gain::Sigmoid { .. } | Gain::Step { .. })));
+        let z = next(matches!(self.gain, Some(GainFunction::Sigmoid { .. } | GainFunction::Step { .. })));
         let a = next(self.decay.is_some());
         let b = next(self.decay.is_some()).unwrap_or_default();
-        let logs = next(matches!(self.decay, Some(Decay::Selective))).unwrap_or_default();
-        Named { z, a, b, rates: logs.iter().map(|x| x.exp()).collect(), tokens }
+        let logs = next(matches!(self.decay, Some(DecayFunction::Selective))).unwrap_or_default();
+        GateInputs { z, a, b, rates: logs.iter().map(|x| x.exp()).collect(), tokens }
     }
 
-    /// `λ` or `Δ`, whichever the decay has, of rows of heads.
+    /// `λ` or `Δ`, whichever the decay is made from, for rows of heads.
     #[inline(always)]
     fn before(&self, a: &[f32], b: &[f32], y: &mut [f32]) {
         for (y, a) in y.chunks_exact_mut(self.heads).zip(a.chunks_exact(self.heads)) {
             match self.decay {
-                Some(Decay::Ridge { scale }) => {
+                Some(DecayFunction::Ridge { scale }) => {
                     let scale = scale as f32;
                     y.iter_mut().zip(a).zip(b).for_each(|((y, a), b)| *y = scale * sigmoid(a + b));
                 }
-                Some(Decay::Selective) => y.iter_mut().zip(a).zip(b).for_each(|((y, a), b)| *y = softplus(a + b)),
+                Some(DecayFunction::Selective) => {
+                    y.iter_mut().zip(a).zip(b).for_each(|((y, a), b)| *y = softplus(a + b))
+                }
                 None => {}
             }
         }
     }
 
-    /// The largest step: `most · c / (1 + λ)`, or without bound.
+    /// The largest step, `most · c / (1 + λ)`, or infinity without a bound.
     #[inline(always)]
     fn bound(&self, unit: f64, most: Option<f64>, ridge: f32) -> f32 {
-        let ridge = if let Some(Decay::Ridge { .. }) = self.decay { ridge } else { 0.0 };
+        let ridge = if let Some(DecayFunction::Ridge { .. }) = self.decay { ridge } else { 0.0 };
         most.map_or(f32::INFINITY, |most| (most * unit) as f32 / (1.0 + ridge))
     }
 }
@@ -116,12 +120,8 @@ fn softplus(x: f32) -> f32 {
 }
 
 impl ManyOp for Gating {
-    fn outputs(&self) -> usize {
-        usize::from(self.gain.is_some()) + usize::from(self.decay.is_some())
-    }
-
     fn forward(&self, inputs: &[Slice<'_>], _: bool) -> Vec<Array> {
-        let Named { z, a, b, rates, tokens } = self.named(inputs);
+        let GateInputs { z, a, b, rates, tokens } = self.named(inputs);
         let (heads, gains, decays) = (self.heads, self.gains, self.decays);
         let widths = [self.gain.map(|_| gains), self.decay.map(|_| decays)];
         let mut outputs: Vec<_> =
@@ -138,33 +138,33 @@ impl ManyOp for Gating {
                         self.before(rows(a, heads, &block.rows), b, before);
                     }
                     match (gain, z) {
-                        (Some((Gain::Delta, gain)), _) => gain.copy_from_slice(before),
+                        (Some((GainFunction::Delta, gain)), _) => gain.copy_from_slice(before),
                         (Some((kind, gain)), Some(z)) => {
                             let z = rows(z, heads * gains, &block.rows).chunks_exact(gains);
                             for ((gain, z), ridge) in gain.chunks_exact_mut(gains).zip(z).zip(&*before) {
-                                let of = gain.iter_mut().zip(z);
+                                let numbers = gain.iter_mut().zip(z);
                                 match kind {
-                                    Gain::Step { unit, most } => {
+                                    GainFunction::Step { unit, most } => {
                                         let (bound, unit) = (self.bound(unit, most, *ridge), unit as f32);
-                                        of.for_each(|(gain, z)| {
+                                        numbers.for_each(|(gain, z)| {
                                             let step = unit * softplus(*z + FULL_STEP as f32);
                                             // NaN stays NaN.
                                             *gain = if step > bound { bound } else { step };
                                         });
                                     }
-                                    Gain::Sigmoid { scale } => {
+                                    GainFunction::Sigmoid { scale } => {
                                         let scale = scale as f32;
-                                        of.for_each(|(gain, z)| *gain = scale * sigmoid(*z));
+                                        numbers.for_each(|(gain, z)| *gain = scale * sigmoid(*z));
                                     }
-                                    Gain::Delta => unreachable!("Δ needs no z"),
+                                    GainFunction::Delta => unreachable!("Δ needs no z"),
                                 }
                             }
                         }
                         _ => {}
                     }
                     match decay {
-                        Some((Decay::Ridge { .. }, decay)) => decay.copy_from_slice(before),
-                        Some((Decay::Selective, decay)) => {
+                        Some((DecayFunction::Ridge { .. }, decay)) => decay.copy_from_slice(before),
+                        Some((DecayFunction::Selective, decay)) => {
                             let deltas = before.iter().zip(rates.iter().cycle());
                             for (decay, (delta, rate)) in decay.chunks_exact_mut(decays).zip(deltas) {
                                 decay.fill((-rate * delta).exp());
@@ -179,7 +179,7 @@ impl ManyOp for Gating {
     }
 
     fn backward(&self, inputs: &[Slice<'_>], grads: Vec<Option<Vec<f32>>>) -> Vec<Vec<f32>> {
-        let Named { z, a, b, rates, tokens } = self.named(inputs);
+        let GateInputs { z, a, b, rates, tokens } = self.named(inputs);
         let (heads, gains, decays) = (self.heads, self.gains, self.decays);
         let mut grads = grads.into_iter();
         let grad_gain = self.gain.and_then(|_| grads.next().flatten());
@@ -203,39 +203,41 @@ impl ManyOp for Gating {
                     if let Some(a) = a {
                         self.before(rows(a, heads, &block.rows), b, before);
                     }
-                    // dλ or dΔ, first by way of the gain.
+                    // dλ or dΔ, first the part that comes through the gain.
                     grad_before.fill(0.0);
                     match (self.gain, z, grad_z, grad_gain) {
-                        (Some(Gain::Delta), .., Some(grad)) => grad_before.copy_from_slice(grad),
+                        (Some(GainFunction::Delta), .., Some(grad)) => grad_before.copy_from_slice(grad),
                         (Some(gain), Some(z), Some(grad_z), Some(grad)) => {
                             let z = rows(z, heads * gains, &block.rows).chunks_exact(gains);
-                            let of = grad_z.chunks_exact_mut(gains).zip(z).zip(grad.chunks_exact(gains));
+                            let heads = grad_z.chunks_exact_mut(gains).zip(z).zip(grad.chunks_exact(gains));
                             for (((grad_z, z), grad), (ridge, grad_ridge)) in
-                                of.zip(before.iter().zip(&mut *grad_before))
+                                heads.zip(before.iter().zip(&mut *grad_before))
                             {
-                                let of = grad_z.iter_mut().zip(z).zip(grad);
+                                let numbers = grad_z.iter_mut().zip(z).zip(grad);
                                 match gain {
-                                    Gain::Step { unit, most } => {
+                                    GainFunction::Step { unit, most } => {
                                         let (bound, unit) = (self.bound(unit, most, *ridge), unit as f32);
                                         let mut at_bound = 0.0;
-                                        for ((grad_z, z), grad) in of {
+                                        for ((grad_z, z), grad) in numbers {
                                             let z = *z + FULL_STEP as f32;
                                             let bounded = unit * softplus(z) > bound;
                                             *grad_z = if bounded { 0.0 } else { grad * unit * sigmoid(z) };
                                             at_bound += if bounded { *grad } else { 0.0 };
                                         }
-                                        if at_bound != 0.0 && matches!(self.decay, Some(Decay::Ridge { .. })) {
+                                        if at_bound != 0.0
+                                            && matches!(self.decay, Some(DecayFunction::Ridge { .. }))
+                                        {
                                             *grad_ridge = -at_bound * bound / (1.0 + ridge);
                                         }
                                     }
-                                    Gain::Sigmoid { scale } => {
+                                    GainFunction::Sigmoid { scale } => {
                                         let scale = scale as f32;
-                                        for ((grad_z, z), grad) in of {
+                                        for ((grad_z, z), grad) in numbers {
                                             let s = sigmoid(*z);
                                             *grad_z = grad * scale * s * (1.0 - s);
                                         }
                                     }
-                                    Gain::Delta => unreachable!("Δ needs no z"),
+                                    GainFunction::Delta => unreachable!("Δ needs no z"),
                                 }
                             }
                         }
@@ -250,7 +252,7 @@ impl ManyOp for Gating {
                             let grad: f32 =
                                 grad_decay.map_or(0.0, |grad| grad[i * decays..][..decays].iter().sum());
                             grad_a[i] = match self.decay {
-                                Some(Decay::Selective) => {
+                                Some(DecayFunction::Selective) => {
                                     let through = -rates[head] * (-rates[head] * before).exp() * grad;
                                     grad_logs[head] += through * before;
                                     (grad_before[i] + through) * s

@@ -1,4 +1,4 @@
-//! `y = x Wᵀ`.
+//! Matrix products `y = x Wᵀ`.
 
 use std::sync::Arc;
 
@@ -8,18 +8,18 @@ use falcon_kernels::mat::{Mat, MatMut, matmul_parallel};
 use super::Engine;
 use super::bridge::{Array, Slice, SliceOp, run};
 
-/// `[tokens, in]` by `[out, in]` to `[tokens, out]`.
+/// Multiplies `[tokens, in]` by the transpose of `[out, in]`, which gives `[tokens, out]`.
 pub(crate) fn linear(engine: Engine, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     match engine {
-        Engine::Kernels => run(Arc::new(Linear), [x.into_dispatch(), weight.into_dispatch()]),
+        Engine::Kernels => run(Arc::new(LinearOp), [x.into_dispatch(), weight.into_dispatch()]),
         Engine::Tensors => x.matmul(weight.transpose()),
     }
 }
 
 #[derive(Debug)]
-struct Linear;
+struct LinearOp;
 
-impl SliceOp for Linear {
+impl SliceOp for LinearOp {
     fn forward(&self, inputs: &[Slice<'_>], _: bool) -> Array {
         let [x, weight] = inputs else { unreachable!("two inputs") };
         let ([tokens, width], outputs) = ([x.shape[0], x.shape[1]], weight.shape[0]);

@@ -6,21 +6,21 @@
 //! dW₂ = Σ dy hᵀ    dW₁ = Σ da nᵀ    dW₃ = Σ db nᵀ
 //! ```
 //!
-//! `a` and `b` are kept for the backward pass; `n` and `h`, which cost no product, are made again.
+//! `a` and `b` are kept for the backward pass; `n` and `h`, which need no matrix product, are computed again.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use falcon_kernels::mat::{Mat, MatMut};
 
 use super::blocks::{Room, Weight, by_blocks, rows, transpose};
-use super::bridge::{Array, Slice, SliceOp, run};
+use super::bridge::{Adjoint, Array, ForwardPass, Slice, only, run_with};
 use super::norm::{Norm, Normaliser};
 use super::swiglu;
 
 /// The parameters of a branch.
 pub(crate) struct Branch {
-    /// Of the norm, `[hidden]`.
+    /// Weight of the norm, `[hidden]`.
     pub norm: Tensor<1>,
     /// `W₁`, `[inner, hidden]`.
     pub gate: Tensor<2>,
@@ -33,20 +33,15 @@ pub(crate) struct Branch {
 /// On the CPU: `x + W₂ (silu(W₁ n) ⊙ W₃ n)` with `n` the RMS norm of `x`, `[tokens, hidden]`.
 pub(crate) fn mlp(x: Tensor<2>, branch: Branch, eps: f64) -> Tensor<2> {
     let Branch { norm, gate, up, down } = branch;
-    let op = Mlp { norm: Normaliser { norm: Norm::Rms, eps: eps as f32 }, kept: OnceLock::new() };
-    let [gate, up, down] = [gate, up, down].map(Tensor::into_dispatch);
-    run(Arc::new(op), [x.into_dispatch(), norm.into_dispatch(), gate, up, down])
+    let normaliser = Normaliser { norm: Norm::Rms, eps: eps as f32 };
+    let inputs = [gate, up, down].map(Tensor::into_dispatch);
+    let inputs = [x.into_dispatch(), norm.into_dispatch()].into_iter().chain(inputs);
+    let (mut outputs, ()) = run_with(|inputs, tracked| forward(normaliser, inputs, tracked), inputs.collect());
+    Tensor::from_dispatch(outputs.remove(0))
 }
 
-#[derive(Debug)]
-struct Mlp {
-    norm: Normaliser,
-    /// `a` and `b` of each block of rows.
-    kept: OnceLock<Vec<[Vec<f32>; 2]>>,
-}
-
-/// Inputs by name.
-struct Named<'a> {
+/// The inputs by name.
+struct MlpInputs<'a> {
     x: &'a [f32],
     norm: &'a [f32],
     gate: &'a Slice<'a>,
@@ -57,7 +52,7 @@ struct Named<'a> {
     inner: usize,
 }
 
-impl<'a> Named<'a> {
+impl<'a> MlpInputs<'a> {
     fn new(inputs: &'a [Slice<'a>]) -> Self {
         let [x, norm, gate, up, down] = inputs else { unreachable!("five inputs") };
         let ([tokens, hidden], inner) = ([x.shape[0], x.shape[1]], gate.shape[0]);
@@ -65,41 +60,46 @@ impl<'a> Named<'a> {
     }
 }
 
-impl SliceOp for Mlp {
-    fn forward(&self, inputs: &[Slice<'_>], tracked: bool) -> Array {
-        let Named { x, norm, gate, up, down, tokens, hidden, inner } = Named::new(inputs);
-        let [gate, up, down] = [gate, up, down].map(|weight| Weight::new(weight, tokens));
-        let mut y = x.to_vec();
-        let room = Room { out: vec![&mut y], scratch: [hidden, inner], sums: 0 };
-        let (kept, _) = by_blocks(tokens, room, |mut block| {
-            let (y, [n, h], product) = (&mut *block.out[0], block.scratch, block.product);
-            let [mut a, mut b] = [vec![0.0; h.len()], vec![0.0; h.len()]];
-            self.norm.forward(y, Some(norm), hidden, n);
-            product(MatMut::new(&mut a, inner), 0.0, Mat::new(n, hidden), gate.t());
-            product(MatMut::new(&mut b, inner), 0.0, Mat::new(n, hidden), up.t());
-            swiglu::forward(&a, &b, h);
-            product(MatMut::new(y, hidden), 1.0, Mat::new(h, inner), down.t());
-            if tracked { [a, b] } else { [Vec::new(), Vec::new()] }
-        });
-        if tracked {
-            self.kept.set(kept).expect("an operation runs once");
-        }
-        Array { data: y, shape: inputs[0].shape.to_vec() }
-    }
+fn forward(normaliser: Normaliser, inputs: &[Slice<'_>], tracked: bool) -> ForwardPass<()> {
+    let MlpInputs { x, norm, gate, up, down, tokens, hidden, inner } = MlpInputs::new(inputs);
+    let [gate, up, down] = [gate, up, down].map(|weight| Weight::new(weight, tokens));
+    let mut y = x.to_vec();
+    let room = Room { out: vec![&mut y], scratch: [hidden, inner], sums: 0 };
+    let (kept, _) = by_blocks(tokens, room, |mut block| {
+        let (y, [n, h], product) = (&mut *block.out[0], block.scratch, block.product);
+        let [mut a, mut b] = [vec![0.0; h.len()], vec![0.0; h.len()]];
+        normaliser.forward(y, Some(norm), hidden, n);
+        product(MatMut::new(&mut a, inner), 0.0, Mat::new(n, hidden), gate.t());
+        product(MatMut::new(&mut b, inner), 0.0, Mat::new(n, hidden), up.t());
+        swiglu::forward(&a, &b, h);
+        product(MatMut::new(y, hidden), 1.0, Mat::new(h, inner), down.t());
+        if tracked { [a, b] } else { [Vec::new(), Vec::new()] }
+    });
+    let outputs = vec![Array { data: y, shape: inputs[0].shape.to_vec() }];
+    ForwardPass { outputs, adjoint: Arc::new(MlpAdjoint { norm: normaliser, kept }), value: () }
+}
 
-    fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
-        let Named { x, norm, gate, up, down, tokens, hidden, inner } = Named::new(inputs);
-        let kept = self.kept.get().expect("the forward pass kept them");
+/// The backward pass of a call.
+#[derive(Debug)]
+struct MlpAdjoint {
+    norm: Normaliser,
+    /// `a` and `b` of each block of rows.
+    kept: Vec<[Vec<f32>; 2]>,
+}
+
+impl Adjoint for MlpAdjoint {
+    fn backward(&self, inputs: &[Slice<'_>], grads: Vec<Option<Vec<f32>>>) -> Vec<Vec<f32>> {
+        let MlpInputs { x, norm, gate, up, down, tokens, hidden, inner } = MlpInputs::new(inputs);
         let size = inner * hidden;
-        let mut grad_x = grad;
+        let mut grad_x = only(grads);
         let scratch = [hidden, hidden, inner, inner, inner];
         let room = Room { out: vec![&mut grad_x], scratch, sums: hidden + 3 * size };
         let (_, mut sums) = by_blocks(tokens, room, |mut block| {
             let ([n, grad_n, h, grad_a, grad_b], product) = (block.scratch, block.product);
             let grad = &mut *block.out[0];
-            let (x, [a, b]) = (rows(x, hidden, &block.rows), &kept[block.index]);
+            let (x, [a, b]) = (rows(x, hidden, &block.rows), &self.kept[block.index]);
             self.norm.forward(x, Some(norm), hidden, n);
-            // dh, which h takes the place of.
+            // dh first; `swiglu::backward` then puts h in its place.
             product(MatMut::new(h, inner), 0.0, Mat::new(grad, hidden), Mat::new(down.data, inner));
             swiglu::backward(a, b, h, grad_a, grad_b);
             product(MatMut::new(grad_n, hidden), 0.0, Mat::new(grad_a, inner), Mat::new(gate.data, hidden));
@@ -107,7 +107,7 @@ impl SliceOp for Mlp {
 
             let (grad_norm, matrices) = block.sums.split_at_mut(hidden);
             let [grad_gate, grad_up, grad_down] = thirds(matrices);
-            // These two as their transposes: the wider side of a sum of outer products is read as it lies.
+            // The transposes of these two: sums of outer products are fastest with the wider side contiguous.
             product(MatMut::new(grad_gate, inner), 1.0, Mat::new(n, hidden).t(), Mat::new(grad_a, inner));
             product(MatMut::new(grad_up, inner), 1.0, Mat::new(n, hidden).t(), Mat::new(grad_b, inner));
             product(MatMut::new(grad_down, inner), 1.0, Mat::new(grad, hidden).t(), Mat::new(h, inner));
@@ -120,8 +120,8 @@ impl SliceOp for Mlp {
     }
 }
 
-fn thirds(of: &mut [f32]) -> [&mut [f32]; 3] {
-    let (first, rest) = of.split_at_mut(of.len() / 3);
+fn thirds(matrices: &mut [f32]) -> [&mut [f32]; 3] {
+    let (first, rest) = matrices.split_at_mut(matrices.len() / 3);
     let (second, third) = rest.split_at_mut(first.len());
     [first, second, third]
 }

@@ -1,5 +1,5 @@
-//! What the layers compute with. On the CPU operations over slices; their tensor operations are beside them, or in the layer where there is
-//! nothing but those.
+//! The operations that layers are made of. On the CPU they run over slices; the same operations as tensor operations
+//! are beside them, or in the layer itself.
 
 pub(crate) mod attention;
 mod blocks;
@@ -23,17 +23,17 @@ pub(crate) mod turn;
 use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 
-/// How a model computes.
+/// The implementation that a model computes with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
-    /// Rules by `falcon-kernels`, and whatever else is worth it by operations like them: on the CPU.
+    /// Rules run in `falcon-kernels`, and other hot parts in operations like them. On the CPU only.
     Kernels,
-    /// By Burn's tensor operations, on any device.
+    /// Burn's tensor operations, on any device.
     Tensors,
 }
 
 impl Engine {
-    /// The fastest engine on a device.
+    /// The fastest engine of a device.
     pub fn of(device: &Device) -> Self {
         match device.clone().inner().as_dispatch() {
             DispatchDevice::Flex(_) => Self::Kernels,

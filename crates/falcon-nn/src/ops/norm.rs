@@ -14,7 +14,7 @@ use super::blocks::{Room, by_blocks, rows};
 use super::bridge::{Array, Slice, SliceOp, run};
 use super::slices::{by_rows, dot, vectorised};
 
-/// What becomes 1.
+/// The quantity that is normalised to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Norm {
     /// The mean square.
@@ -54,7 +54,7 @@ pub(crate) fn normalise<const D: usize>(
     }
 }
 
-/// A norm, row by row.
+/// Normalises rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Normaliser {
     pub norm: Norm,
@@ -74,7 +74,7 @@ impl Normaliser {
         (self.c(x.len()) * dot(x, x) + self.eps).sqrt().recip()
     }
 
-    /// `y` of rows of `width`.
+    /// Computes `y` for rows of `width`.
     pub fn forward(&self, x: &[f32], weight: Option<&[f32]>, width: usize, y: &mut [f32]) {
         vectorised(
             #[inline(always)]
@@ -94,7 +94,7 @@ impl Normaliser {
         );
     }
 
-    /// Turns `dy` into `dx`, and adds to `dw`.
+    /// Replaces `dy` by `dx`, and adds to `dw`.
     pub fn backward(&self, x: &[f32], weight: Option<(&[f32], &mut [f32])>, width: usize, grad: &mut [f32]) {
         vectorised(
             #[inline(always)]
@@ -117,7 +117,7 @@ impl Normaliser {
         );
     }
 
-    /// `dx` in the place of `g`.
+    /// Replaces `g` by `dx`.
     #[inline(always)]
     fn through(&self, r: f32, x: &[f32], g: &mut [f32]) {
         let along = r * r * self.c(x.len()) * dot(g, x);

@@ -1,4 +1,5 @@
-//! Into a mixer and out of it: matrices that read the same normalised input, and the one that adds to the residual stream.
+//! The input and the output of a mixer: matrices that are applied to the same normalised input, and the one whose
+//! product is added to the residual stream.
 //!
 //! ```text
 //! n = norm(x)    y_i = W_i n        dn = Σ_i W_iᵀ dy_i    dW_i = Σ dy_i nᵀ
@@ -15,14 +16,14 @@ use super::blocks::{Room, Weight, by_blocks, rows};
 use super::bridge::{Array, ManyOp, Slice, SliceOp, run, run_many};
 use super::norm::{Norm, Normaliser, normalise};
 
-/// An RMS norm: its weight, as wide as what it normalises, and its ε.
+/// An RMS norm: its weight, as wide as the pieces it normalises, and its ε.
 pub(crate) type Rms = (Tensor<1>, f64);
 
 /// `[tokens, hidden]` by matrices `[width, hidden]` to `[tokens, width]` each.
 pub(crate) fn project(engine: Engine, x: Tensor<2>, norm: Option<Rms>, weights: Vec<Tensor<2>>) -> Vec<Tensor<2>> {
     match engine {
         Engine::Kernels => {
-            let op = Project { norm: norm.as_ref().map(normaliser), matrices: weights.len() };
+            let op = ProjectOp { norm: norm.as_ref().map(normaliser) };
             let first = [Some(x.into_dispatch()), norm.map(|(weight, _)| weight.into_dispatch())];
             let inputs = first.into_iter().flatten().chain(weights.into_iter().map(Tensor::into_dispatch));
             run_many(Arc::new(op), inputs.collect()).into_iter().map(Tensor::from_dispatch).collect()
@@ -34,7 +35,7 @@ pub(crate) fn project(engine: Engine, x: Tensor<2>, norm: Option<Rms>, weights: 
     }
 }
 
-/// `x + W norm(read)` for `read` `[tokens, width]`, of which pieces as wide as the norm's weight are normalised.
+/// `x + W norm(read)` for `read` `[tokens, width]`. The norm is applied to pieces as wide as its weight.
 pub(crate) fn join(
     engine: Engine,
     read: Tensor<2>,
@@ -44,7 +45,7 @@ pub(crate) fn join(
 ) -> Tensor<2> {
     match engine {
         Engine::Kernels => {
-            let op = Arc::new(Join { norm: norm.as_ref().map(normaliser) });
+            let op = Arc::new(JoinOp { norm: norm.as_ref().map(normaliser) });
             let (read, weight) = (read.into_dispatch(), weight.into_dispatch());
             match (norm.map(|(weight, _)| weight.into_dispatch()), x.map(Tensor::into_dispatch)) {
                 (None, None) => run(op, [read, weight]),
@@ -77,7 +78,7 @@ fn norm_rows(engine: Engine, x: Tensor<2>, norm: Option<Rms>) -> Tensor<2> {
 /// A norm and its weight.
 type Weighted<'a> = (Normaliser, &'a [f32]);
 
-/// `n` of rows, in `room` if there is a norm.
+/// The normalised rows, computed in `room`; without a norm, the rows themselves.
 fn normed<'a>(norm: Option<Weighted<'_>>, x: &'a [f32], room: &'a mut [f32]) -> &'a [f32] {
     match norm {
         Some((norm, weight)) => {
@@ -88,14 +89,13 @@ fn normed<'a>(norm: Option<Weighted<'_>>, x: &'a [f32], room: &'a mut [f32]) -> 
     }
 }
 
-/// Inputs: `x`, the norm's weight if there is one, the matrices.
+/// The inputs are `x`, the weight of the norm if there is one, and the matrices.
 #[derive(Debug)]
-struct Project {
+struct ProjectOp {
     norm: Option<Normaliser>,
-    matrices: usize,
 }
 
-impl Project {
+impl ProjectOp {
     fn parts<'a>(&self, inputs: &'a [Slice<'a>]) -> (&'a Slice<'a>, Option<Weighted<'a>>, &'a [Slice<'a>]) {
         let (x, rest) = inputs.split_first().expect("an input");
         match self.norm {
@@ -105,11 +105,7 @@ impl Project {
     }
 }
 
-impl ManyOp for Project {
-    fn outputs(&self) -> usize {
-        self.matrices
-    }
-
+impl ManyOp for ProjectOp {
     fn forward(&self, inputs: &[Slice<'_>], _: bool) -> Vec<Array> {
         let (x, norm, matrices) = self.parts(inputs);
         let [tokens, hidden] = [x.shape[0], x.shape[1]];
@@ -165,13 +161,13 @@ impl ManyOp for Project {
     }
 }
 
-/// Inputs: what was read, the matrix, the norm's weight if there is one, the residual stream if it is added to.
+/// The inputs are `read`, the matrix, the weight of the norm if there is one, and `x` if there is a residual stream.
 #[derive(Debug)]
-struct Join {
+struct JoinOp {
     norm: Option<Normaliser>,
 }
 
-impl Join {
+impl JoinOp {
     fn norm<'a>(&self, inputs: &[Slice<'a>]) -> Option<Weighted<'a>> {
         self.norm.map(|norm| (norm, inputs[2].data))
     }
@@ -181,7 +177,7 @@ impl Join {
     }
 }
 
-impl SliceOp for Join {
+impl SliceOp for JoinOp {
     fn forward(&self, inputs: &[Slice<'_>], _: bool) -> Array {
         let (read, norm, residual) = (&inputs[0], self.norm(inputs), self.residual(inputs));
         let ([tokens, width], hidden) = ([read.shape[0], read.shape[1]], inputs[1].shape[0]);

@@ -1,16 +1,16 @@
-//! A rule on tensors: by the kernels of `falcon-kernels` on the CPU, by tensor operations elsewhere.
+//! A rule on tensors: by the kernels of `falcon-kernels` on the CPU, by tensor operations on other devices.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
 use falcon_kernels::{Call, Decoder, Error, Form, Inputs, Rule, State, Tape, View};
 
 use super::Engine;
-use super::bridge::{Array, Slice, SliceOp, run};
+use super::bridge::{Adjoint, Array, ForwardPass, Slice, only, run_with};
 use super::tensor::{RuleInputs, TensorState, scan};
 use crate::sequences::Sequences;
 
-/// The memory of a batch of sequences between two calls; a fixed size, however long they are.
+/// The memory of a batch of sequences between two calls. Its size does not depend on their lengths.
 #[derive(Clone, Debug)]
 pub(crate) enum RuleState {
     /// For [`Engine::Kernels`].
@@ -19,11 +19,11 @@ pub(crate) enum RuleState {
     Tensors(Box<TensorState>),
 }
 
-/// Steps of a chunk where the rule runs in tensor operations.
+/// Chunk size of the rules in tensor operations.
 const TENSOR_CHUNK: usize = 32;
 
-/// Runs `rule` over sequences, from `state` on. The state carries no gradient: a piece of a sequence learns from its own tokens, and
-/// what came before is given.
+/// Runs `rule` over sequences that continue from `state`; returns the outputs and the state after them. The state
+/// carries no gradient: a piece of a sequence learns from its own tokens only.
 pub(crate) fn rule(
     rule: &Rule,
     inputs: RuleInputs,
@@ -43,7 +43,7 @@ pub(crate) fn rule(
 }
 
 impl RuleState {
-    /// From numbers, such as [`State::fresh`].
+    /// The state for an engine, from one of the kernels.
     pub fn new(engine: Engine, rule: &Rule, state: State<f32>, device: &Device) -> Self {
         match engine {
             Engine::Kernels => {
@@ -54,7 +54,7 @@ impl RuleState {
         }
     }
 
-    /// As numbers.
+    /// A copy as a state of the kernels.
     pub fn to_state(&self, rule: &Rule) -> State<f32> {
         match self {
             Self::Kernels(decoder) => decoder.state().clone(),
@@ -78,36 +78,28 @@ fn by_kernels(
     decoder: Decoder<f32>,
 ) -> (Tensor<3>, Decoder<f32>) {
     let RuleInputs { q, k, v, gain, decay } = inputs;
-    let op = Arc::new(RuleOp {
-        rule: *rule,
-        offsets: sequences.offsets().to_vec(),
-        gain: gain.is_some(),
-        state: Mutex::new(Some(decoder)),
-        tape: OnceLock::new(),
-    });
-    let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
-    let out = match (gain.map(Tensor::into_dispatch), decay.map(Tensor::into_dispatch)) {
-        (None, None) => run(op.clone(), [q, k, v]),
-        (Some(gain), None) => run(op.clone(), [q, k, v, gain]),
-        (None, Some(decay)) => run(op.clone(), [q, k, v, decay]),
-        (Some(gain), Some(decay)) => run(op.clone(), [q, k, v, gain, decay]),
+    let call = RuleCall { rule: *rule, offsets: sequences.offsets().to_vec(), gain: gain.is_some() };
+    let inputs = [Some(q), Some(k), Some(v), gain, decay];
+    let forward = |inputs: &[Slice<'_>], tracked: bool| {
+        let (out, tape, decoder) = call.forward(inputs, tracked, decoder);
+        let outputs = vec![Array { data: out, shape: inputs[2].shape.to_vec() }];
+        ForwardPass { outputs, adjoint: Arc::new(RuleAdjoint { call, tape }), value: decoder }
     };
-    let decoder = op.state.lock().expect("no call panicked").take().expect("the call put it back");
-    (out, decoder)
+    let (mut outputs, decoder) =
+        run_with(forward, inputs.into_iter().flatten().map(Tensor::into_dispatch).collect());
+    (Tensor::from_dispatch(outputs.remove(0)), decoder)
 }
 
+/// One call of a rule.
 #[derive(Debug)]
-struct RuleOp {
+struct RuleCall {
     rule: Rule,
     offsets: Vec<usize>,
     /// Whether the fourth input is the gain.
     gain: bool,
-    /// Incoming, and after the forward pass outgoing.
-    state: Mutex<Option<Decoder<f32>>>,
-    tape: OnceLock<Tape<f32>>,
 }
 
-impl RuleOp {
+impl RuleCall {
     fn inputs<'a>(&'a self, slices: &[Slice<'a>]) -> Result<Inputs<'a, f32>, Error> {
         let views: Result<Vec<_>, _> = slices
             .iter()
@@ -125,57 +117,59 @@ impl RuleOp {
         Ok(Inputs { q: views[0], k: views[1], v: views[2], gain, decay, offsets: &self.offsets })
     }
 
-    fn try_forward(&self, slices: &[Slice<'_>], tracked: bool, out: &mut [f32]) -> Result<(), Error> {
-        let inputs = self.inputs(slices)?;
-        let mut held = self.state.lock().expect("no call panicked");
-        let mut decoder = held.take().expect("the call has a state");
-        let one_each = self.offsets.windows(2).all(|w| w[1] == w[0] + 1);
-        let done = if one_each && !tracked {
-            decoder.step(&inputs, out)
+    /// The outputs, the tape for a backward pass if one may follow, and the state after the tokens.
+    fn forward(
+        &self,
+        slices: &[Slice<'_>],
+        tracked: bool,
+        mut decoder: Decoder<f32>,
+    ) -> (Vec<f32>, Option<Tape<f32>>, Decoder<f32>) {
+        let mut out = vec![0.0; slices[2].data.len()];
+        let inputs = self.inputs(slices).unwrap_or_else(|error| panic!("{error}"));
+        let one_token_each = self.offsets.windows(2).all(|w| w[1] == w[0] + 1);
+        let (result, mut state) = if one_token_each && !tracked {
+            match decoder.step(&inputs, &mut out) {
+                Ok(()) => return (out, None, decoder),
+                Err(error) => (Err(error), decoder.into_state()),
+            }
         } else {
             let mut state = decoder.into_state();
-            let done = Call::new(&self.rule, Form::CHUNKED, inputs).and_then(|call| {
-                if !tracked {
-                    return call.forward(&mut state, out);
-                }
-                let tape = call.record(&mut state, out)?;
-                self.tape.set(tape).expect("an operation runs once");
-                Ok(())
+            let result = Call::new(&self.rule, Form::CHUNKED, inputs).and_then(|call| match tracked {
+                true => call.record(&mut state, &mut out).map(Some),
+                false => call.forward(&mut state, &mut out).map(|()| None),
             });
-            decoder = Decoder::new(&self.rule, state)?;
-            done
+            (result, state)
         };
-        *held = Some(decoder);
-        done
+        let tape = result.unwrap_or_else(|error| match error {
+            // A gate that is not finite makes everything NaN, including the sequences beside it; training looks for it.
+            Error::Range { value, .. } if !value.is_finite() => {
+                out.fill(f32::NAN);
+                state.memory.fill(f32::NAN);
+                state.started.fill(true);
+                None
+            }
+            error => panic!("{error}"),
+        });
+        (out, tape, Decoder::new(&self.rule, state).expect("the rule has been used already"))
     }
 }
 
-impl SliceOp for RuleOp {
-    fn forward(&self, inputs: &[Slice<'_>], tracked: bool) -> Array {
-        let mut out = vec![0.0; inputs[2].data.len()];
-        match self.try_forward(inputs, tracked, &mut out) {
-            Ok(()) => {}
-            // A gate that is no finite number makes everything NaN, also of the sequences beside it; who trains looks for it.
-            Err(Error::Range { value, .. }) if !value.is_finite() => {
-                out.fill(f32::NAN);
-                let mut held = self.state.lock().expect("no call panicked");
-                let mut state = held.take().expect("the call put it back").into_state();
-                state.memory.fill(f32::NAN);
-                state.started.fill(true);
-                *held = Some(Decoder::new(&self.rule, state).expect("the rule has been used already"));
-            }
-            Err(error) => panic!("{error}"),
-        }
-        Array { data: out, shape: inputs[2].shape.to_vec() }
-    }
+/// The backward pass of a call.
+#[derive(Debug)]
+struct RuleAdjoint {
+    call: RuleCall,
+    /// None if the forward pass met a gate that is not finite.
+    tape: Option<Tape<f32>>,
+}
 
-    fn backward(&self, slices: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
-        let Some(tape) = self.tape.get() else {
+impl Adjoint for RuleAdjoint {
+    fn backward(&self, slices: &[Slice<'_>], grads: Vec<Option<Vec<f32>>>) -> Vec<Vec<f32>> {
+        let Some(tape) = &self.tape else {
             return slices.iter().map(|slice| vec![f32::NAN; slice.data.len()]).collect();
         };
-        let inputs = self.inputs(slices).expect("the forward pass accepted them");
-        let call = Call::new(&self.rule, Form::CHUNKED, inputs).expect("the forward pass accepted them");
-        let grads = tape.backward(&call, &grad, None).expect("it is the call that was recorded");
+        let inputs = self.call.inputs(slices).expect("the forward pass accepted them");
+        let call = Call::new(&self.call.rule, Form::CHUNKED, inputs).expect("the forward pass accepted them");
+        let grads = tape.backward(&call, &only(grads), None).expect("it is the call that was recorded");
         let gates = [grads.gain, grads.decay].into_iter().filter(|grad| !grad.is_empty());
         [grads.q, grads.k, grads.v].into_iter().chain(gates).collect()
     }

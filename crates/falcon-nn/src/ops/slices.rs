@@ -1,20 +1,20 @@
-//! What the CPU operations share: vector instructions, threads, and an exponential that the compiler can vectorise.
+//! Shared parts of the CPU operations: sums in lanes, threads, and an exponential that the compiler can vectorise.
 
 use falcon_kernels::vector::products;
 pub(super) use falcon_kernels::vector::vectorised;
 use rayon::prelude::*;
 
-/// Rows that one task takes. Fixed, so that sums over tasks do not depend on the number of threads.
+/// Rows of one task. A constant, so that sums over tasks do not depend on the number of threads.
 pub(super) const ROWS: usize = 64;
 
 /// `eˣ` to within three units in the last place, between 1e-38 and 1e38. NaN stays NaN.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
-    // Adding this leaves the nearest integer in the lowest bits.
+    // Adding this number leaves the nearest integer in the lowest bits.
     const ROUND: f32 = 12_582_912.0;
     let x = if x < -87.0 { -87.0 } else { x };
     let x = if x > 88.0 { 88.0 } else { x };
-    // x = n ln 2 + r, |r| ≤ ln 2 / 2; ln 2 in two parts, so that r is exact.
+    // x = n ln 2 + r with |r| ≤ ln 2 / 2. ln 2 is split into two parts, so that r is exact.
     let shifted = x * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
     let r = (x - n * 0.693_359_4) - n * -2.121_944_4e-4;
@@ -30,27 +30,29 @@ pub(super) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// Fills `out` by blocks of rows of `width`; `f` gets a block and the index of its first row.
+/// Fills `out` in blocks of rows of `width`, in parallel. `f` gets the index of the first row of a block, and the
+/// block.
 pub(super) fn by_rows(out: &mut [f32], width: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
     out.par_chunks_mut(ROWS * width).enumerate().for_each(|(block, out)| f(block * ROWS, out));
 }
 
-/// Partial results that the compiler can keep in vector registers.
+/// Number of partial results, which the compiler can keep in vector registers.
 const LANES: usize = 16;
 
-/// `Σ aᵢ bᵢ`, in lanes that are added one after the other. The kernels add theirs pairwise, which gives other bits.
+/// `Σ aᵢ bᵢ`. The partial sums are those of the kernels, but they are added one after the other where the kernels add
+/// them pairwise; the two round differently, and models trained with either depend on it.
 #[inline(always)]
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     products::<f32, f32, LANES>(a, b, |x| x).iter().sum()
 }
 
-/// `Σ xᵢ`, in lanes.
+/// `Σ xᵢ`.
 #[inline(always)]
 pub(super) fn sum(x: &[f32]) -> f32 {
     fold(x, 0.0, |sum, x| sum + x)
 }
 
-/// The largest number; NaNs are passed over.
+/// The largest number. NaNs are ignored.
 #[inline(always)]
 pub(super) fn max(x: &[f32]) -> f32 {
     fold(x, f32::NEG_INFINITY, |most, x| if x > most { x } else { most })
@@ -76,11 +78,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_exponential_is_one() {
+    fn the_exponential_is_accurate() {
         for i in -8700..=8800 {
             let x = i as f32 / 100.0 + 0.003;
             let (got, expected) = (f64::from(exp(x)), f64::from(x.min(88.0)).exp());
-            // Of the number that is right, rounded: of its binade, that is.
+            // The unit in the last place of the exact result.
             let unit = f64::from((expected as f32).next_up()) - f64::from(expected as f32);
             assert!((got - expected).abs() < 3.0 * unit, "exp({x}) = {got}, not {expected}");
         }

@@ -9,13 +9,13 @@ use super::Engine;
 use super::bridge::{Array, Slice, SliceOp, run};
 use super::slices::{ROWS, by_rows, sigmoid, vectorised};
 
-/// Rows do not matter here: numbers are cut as if rows had this width, [`ROWS`] of them to a task.
+/// The operation is elementwise. Work is divided as if rows had this width, with [`ROWS`] rows to a task.
 const WIDTH: usize = 64;
 
 /// `silu(a) ⊙ b`.
 pub(crate) fn swiglu(engine: Engine, a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     match engine {
-        Engine::Kernels => run(Arc::new(SwiGlu), [a.into_dispatch(), b.into_dispatch()]),
+        Engine::Kernels => run(Arc::new(SwiGluOp), [a.into_dispatch(), b.into_dispatch()]),
         Engine::Tensors => activation::silu(a) * b,
     }
 }
@@ -32,7 +32,7 @@ pub(super) fn forward(a: &[f32], b: &[f32], h: &mut [f32]) {
     );
 }
 
-/// `da = dh b (σ + a σ (1 − σ))` and `db = dh a σ`; `h` itself takes the place of its gradient.
+/// `da = dh b (σ + a σ (1 − σ))` and `db = dh a σ`. On entry `h` holds its gradient, on return `h` itself.
 pub(super) fn backward(a: &[f32], b: &[f32], h: &mut [f32], grad_a: &mut [f32], grad_b: &mut [f32]) {
     vectorised(
         #[inline(always)]
@@ -50,9 +50,9 @@ pub(super) fn backward(a: &[f32], b: &[f32], h: &mut [f32], grad_a: &mut [f32], 
 }
 
 #[derive(Debug)]
-struct SwiGlu;
+struct SwiGluOp;
 
-impl SliceOp for SwiGlu {
+impl SliceOp for SwiGluOp {
     fn forward(&self, inputs: &[Slice<'_>], _: bool) -> Array {
         let [a, b] = inputs else { unreachable!("two inputs") };
         let mut y = vec![0.0; a.data.len()];

@@ -1,11 +1,11 @@
-//! Operations against their tensor operations.
+//! Comparison of CPU operations with tensor operations.
 
 use burn::tensor::{Device, Tensor, TensorData};
 
 use super::Engine;
 
-/// Compares what `f` returns for both engines, and the gradients of all inputs, which have these shapes. `f` gets its inputs flat, and returns
-/// its outputs so.
+/// Asserts that `f` gives the same outputs and gradients with both engines, for inputs of the given shapes. `f` gets
+/// its inputs as flat tensors and returns its outputs as such.
 pub(crate) fn compare(shapes: &[Vec<usize>], f: impl Fn(Engine, &[Tensor<1>]) -> Vec<Tensor<1>>) {
     let device = Device::flex().autodiff();
     let numbers = |tensor: Tensor<1>| -> Vec<f32> { tensor.into_data().try_into_vec().unwrap() };
@@ -40,7 +40,7 @@ pub(crate) fn compare(shapes: &[Vec<usize>], f: impl Fn(Engine, &[Tensor<1>]) ->
     }
     assert_eq!(grads.len(), expected_grads.len(), "gradients of inputs {shapes:?}");
     for (i, (got, expected)) in grads.iter().zip(&expected_grads).enumerate() {
-        // No gradient is a gradient of 0.
+        // A missing gradient is a gradient of 0.
         let zeros = vec![0.0; shapes[i].iter().product()];
         let [got, expected] = [got, expected].map(|grad| grad.as_ref().unwrap_or(&zeros));
         close(got, expected, &format!("gradient of input {i} of {shapes:?}"));

@@ -1,7 +1,7 @@
-//! Rotary positions.
+//! The rotation of rotary positions.
 //!
 //! ```text
-//! (a, b) ↦ c (a cos − b sin, b cos + a sin)        backwards by the opposite angle
+//! (a, b) ↦ c (a cos − b sin, b cos + a sin)        the adjoint rotates by the opposite angle
 //! ```
 
 use std::sync::Arc;
@@ -11,14 +11,15 @@ use burn::tensor::Tensor;
 use super::bridge::{Array, Slice, SliceOp, run};
 use super::slices::{by_rows, vectorised};
 
-/// `[tokens, dim / 2]` each.
+/// Cosines and sines of the angles, `[tokens, dim / 2]` each.
 #[derive(Debug)]
 pub(crate) struct Angles {
     pub cos: Vec<f32>,
     pub sin: Vec<f32>,
 }
 
-/// On the CPU: turns `[tokens, heads, dim]`, feature `i` together with feature `i + dim / 2`, and multiplies by `scale`.
+/// On the CPU: rotates `[tokens, heads, dim]`, feature `i` together with feature `i + dim / 2`, and multiplies by
+/// `scale`.
 pub(crate) fn turn(x: Tensor<3>, angles: Arc<Angles>, scale: f64) -> Tensor<3> {
     run(Arc::new(Turn { angles, scale: scale as f32 }), [x.into_dispatch()])
 }
@@ -30,11 +31,11 @@ struct Turn {
 }
 
 impl Turn {
-    /// `sign` is 1, or −1 for the way back.
+    /// `sign` is 1, or −1 for the adjoint.
     fn turned(&self, x: &[f32], shape: &[usize], sign: f32) -> Vec<f32> {
         let (heads, dim) = (shape[1], shape[2]);
         let (half, width) = (dim / 2, heads * dim);
-        assert_eq!(self.angles.cos.len(), shape[0] * half, "angles, and what is to be turned");
+        assert_eq!(self.angles.cos.len(), shape[0] * half, "one angle for each token and pair of features");
         let mut y = vec![0.0; x.len()];
         by_rows(&mut y, width, |first, y| {
             let angles = self.angles.cos[first * half..]

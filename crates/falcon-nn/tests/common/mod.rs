@@ -1,14 +1,14 @@
-//! What the tests share.
+//! Helpers of the tests.
 
 #![allow(dead_code, reason = "each test binary uses some of it")]
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use falcon_nn::{MixerConfig, ModelConfig};
 
-/// Tokens that models of [`config`] know.
+/// Vocabulary size of the models of [`config`].
 pub const VOCABULARY: usize = 13;
 
-/// A preset, small enough to be run many times.
+/// A preset, reduced so that it can be run many times.
 pub fn small(name: &str, vocabulary: usize) -> ModelConfig {
     let config = ModelConfig::preset(name, "tiny", vocabulary).unwrap();
     ModelConfig {
@@ -29,12 +29,14 @@ pub fn config(name: &str) -> ModelConfig {
     small(name, VOCABULARY)
 }
 
-pub fn tokens(count: usize, seed: usize) -> Vec<i32> {
-    (0..count).map(|i| ((i * i + 7 * i * seed + seed) % VOCABULARY) as i32).collect()
+pub fn tokens(count: usize, seed: usize) -> Vec<u32> {
+    (0..count).map(|i| ((i * i + 7 * i * seed + seed) % VOCABULARY) as u32).collect()
 }
 
-pub fn tensor(tokens: &[i32], device: &Device) -> Tensor<1, Int> {
-    Tensor::from_data(TensorData::new(tokens.to_vec(), [tokens.len()]), device)
+pub fn tensor(tokens: &[u32], device: &Device) -> Tensor<1, Int> {
+    let tokens: Vec<i32> = tokens.iter().map(|token| *token as i32).collect();
+    let count = tokens.len();
+    Tensor::from_data(TensorData::new(tokens, [count]), device)
 }
 
 pub fn assert_near(what: &str, got: &[f32], expected: &[f32]) {

@@ -1,41 +1,51 @@
-//! A sum of two numbers: its digits, how it is written as tokens, and whether it is learnt or held out.
+//! A sum of two numbers: its digits, its form as tokens, and the part of the data that it belongs to.
 
-use falcon_nn::IGNORED;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::Order;
-
-/// Tokens there are: the ten digits, which stand for themselves, and these four.
+/// The size of the vocabulary: the ten digits, which are their own tokens, and the four tokens below.
 pub(in crate::tasks) const VOCABULARY: usize = 14;
-pub(super) const PLUS: i32 = 10;
-pub(super) const EQUALS: i32 = 11;
-pub(super) const BEGIN: i32 = 12;
-/// Only ever asked for, never read.
-pub(crate) const END: i32 = 13;
+pub(super) const PLUS: u32 = 10;
+pub(super) const EQUALS: u32 = 11;
+pub(super) const BEGIN: u32 = 12;
+/// Ends a sum without leading zeros; only a target, never an input.
+pub const END: u32 = 13;
+
+/// The order in which digits are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// Operands and sum have the lowest digit first, as in the authors' data.
+    AllReversed,
+    /// Operands have the highest digit first, the sum the lowest, as in the paper's formula.
+    SumReversed,
+}
 
 /// Two operands, each with the highest digit first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Sum {
+pub struct Sum {
+    /// The first operand.
     pub a: Vec<u8>,
+    /// The second operand.
     pub b: Vec<u8>,
 }
 
-/// To what a sample belongs.
+/// The part of the data that a sample belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
-    /// To learn from.
+pub enum Part {
+    /// Training data.
     Train,
-    /// To choose by.
+    /// Held-out data for choosing checkpoints.
     Validation,
-    /// To report.
+    /// Held-out data for reported results.
     Test,
 }
 
 impl Sum {
-    /// The digits of the sum, the lowest first, one more than the longer operand has.
+    /// The digits of the sum, lowest first: one more than the longer operand has.
     pub fn digits(&self) -> Vec<u8> {
         let mut carry = 0;
-        // The digit at a place counted from the lowest; an operand that is not as long has none there.
+        // Places are counted from the lowest digit; beyond the end of the shorter operand its digits are 0.
         let digit = |operand: &[u8], place| operand.iter().rev().nth(place).copied().unwrap_or(0);
         let mut digits: Vec<u8> = (0..self.a.len().max(self.b.len()))
             .map(|place| {
@@ -48,32 +58,32 @@ impl Sum {
         digits
     }
 
-    /// What is read, and what is asked. Without leading zeros the number of digits is part of the answer: after
-    /// the last of them, the end is asked for.
-    pub fn tokens_and_targets(&self, order: Order, leading_zeros: bool) -> (Vec<i32>, Vec<i64>) {
-        let mut answer: Vec<i32> = self.digits().into_iter().map(i32::from).collect();
+    /// The tokens to read and the target after each of them. Without leading zeros the number of digits is part of the
+    /// answer, so that the target after the last digit is the end token.
+    pub fn tokens_and_targets(&self, order: Order, leading_zeros: bool) -> (Vec<u32>, Vec<Option<u32>>) {
+        let mut answer: Vec<u32> = self.digits().into_iter().map(u32::from).collect();
         if !leading_zeros {
             let highest = answer.iter().rposition(|digit| *digit != 0).unwrap_or(0);
             answer.truncate(highest + 1);
             answer.push(END);
         }
-        let operand = |digits: &[u8]| -> Vec<i32> {
-            let digits = digits.iter().copied().map(i32::from);
+        let operand = |digits: &[u8]| -> Vec<u32> {
+            let digits = digits.iter().copied().map(u32::from);
             match order {
                 Order::AllReversed => digits.rev().collect(),
                 Order::SumReversed => digits.collect(),
             }
         };
         let mut tokens = [&[BEGIN], &*operand(&self.a), &[PLUS], &operand(&self.b), &[EQUALS]].concat();
-        let mut targets = vec![IGNORED; tokens.len() - 1];
-        targets.extend(answer.iter().copied().map(i64::from));
+        let mut targets = vec![None; tokens.len() - 1];
+        targets.extend(answer.iter().copied().map(Some));
         tokens.extend(&answer[..answer.len() - 1]);
         (tokens, targets)
     }
 
-    /// To what it belongs, by the first hexadecimal digit of the SHA-256 of its prompt with the highest digits
-    /// first, such as `07+15=`: 0 is validation, 1 is test, all others are training. The prompt is hashed in this
-    /// form however it is written, so that a sum that is learnt in one order is not held out in another.
+    /// The part that the sum belongs to, by the first hexadecimal digit of the SHA-256 of its prompt with the highest
+    /// digits first, such as `07+15=`: 0 is validation, 1 is test, all others are training. The prompt is hashed in
+    /// this form in whichever order it is written, so that a sum trained on in one order is not held out in another.
     pub fn part(&self) -> Part {
         let character = |digit: &u8| b'0' + digit;
         let prompt = self.a.iter().map(character).chain([b'+']).chain(self.b.iter().map(character)).chain([b'=']);
@@ -85,8 +95,9 @@ impl Sum {
     }
 }
 
-/// How many of the 100 sums of one digit are test prompts: few, so a measurement of that width repeats them.
-pub(crate) fn one_digit_tests() -> usize {
+/// How many of the 100 sums of one-digit operands are test prompts. They are few, so that an evaluation of that width
+/// repeats them.
+pub fn one_digit_tests() -> usize {
     (0..100).filter(|i| Sum { a: vec![i / 10], b: vec![i % 10] }.part() == Part::Test).count()
 }
 
@@ -98,13 +109,13 @@ mod tests {
         Sum { a: a.to_vec(), b: b.to_vec() }
     }
 
-    /// What is read, and what is asked where something is.
-    fn written(sum: &Sum, order: Order, leading_zeros: bool) -> (Vec<i32>, Vec<i64>) {
+    /// The tokens, and the targets from `=` on.
+    fn written(sum: &Sum, order: Order, leading_zeros: bool) -> (Vec<u32>, Vec<u32>) {
         let (tokens, targets) = sum.tokens_and_targets(order, leading_zeros);
         assert_eq!(tokens.len(), targets.len());
         let equals = tokens.iter().position(|token| *token == EQUALS).unwrap();
-        assert!(targets[..equals].iter().all(|target| *target == IGNORED), "nothing is asked before the sum");
-        (tokens, targets[equals..].to_vec())
+        assert!(targets[..equals].iter().all(Option::is_none), "nothing is asked before the sum");
+        (tokens, targets[equals..].iter().copied().flatten().collect())
     }
 
     #[test]
@@ -129,23 +140,22 @@ mod tests {
 
     #[test]
     fn leading_zeros_are_written_or_the_end_is_asked_for() {
-        let end = i64::from(END);
         // 95 + 7 = 102.
         let longer = sum(&[9, 5], &[7]);
         let (tokens, targets) = written(&longer, Order::AllReversed, true);
         assert_eq!((tokens, targets), (vec![BEGIN, 5, 9, PLUS, 7, EQUALS, 2, 0], vec![2, 0, 1]));
         let (tokens, targets) = written(&longer, Order::AllReversed, false);
-        assert_eq!((tokens, targets), (vec![BEGIN, 5, 9, PLUS, 7, EQUALS, 2, 0, 1], vec![2, 0, 1, end]));
+        assert_eq!((tokens, targets), (vec![BEGIN, 5, 9, PLUS, 7, EQUALS, 2, 0, 1], vec![2, 0, 1, END]));
         // 12 + 7 = 19: no carry, and a digit less.
         let shorter = sum(&[1, 2], &[7]);
         assert_eq!(written(&shorter, Order::AllReversed, true).1, [9, 1, 0]);
         let (tokens, targets) = written(&shorter, Order::SumReversed, false);
-        assert_eq!((tokens, targets), (vec![BEGIN, 1, 2, PLUS, 7, EQUALS, 9, 1], vec![9, 1, end]));
+        assert_eq!((tokens, targets), (vec![BEGIN, 1, 2, PLUS, 7, EQUALS, 9, 1], vec![9, 1, END]));
         // A zero that is not leading is kept: 5 + 5 = 10. So is that of 0 + 0 = 0.
-        assert_eq!(written(&sum(&[5], &[5]), Order::AllReversed, false).1, [0, 1, end]);
+        assert_eq!(written(&sum(&[5], &[5]), Order::AllReversed, false).1, [0, 1, END]);
         let nothing = sum(&[0], &[0]);
         let (tokens, targets) = written(&nothing, Order::AllReversed, false);
-        assert_eq!((tokens, targets), (vec![BEGIN, 0, PLUS, 0, EQUALS, 0], vec![0, end]));
+        assert_eq!((tokens, targets), (vec![BEGIN, 0, PLUS, 0, EQUALS, 0], vec![0, END]));
         assert_eq!(written(&nothing, Order::AllReversed, true).1, [0, 0]);
     }
 

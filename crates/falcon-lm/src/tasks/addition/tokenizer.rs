@@ -1,20 +1,20 @@
-//! Sums as text: a token for every character.
+//! The tokenizer of the addition task: one token per character.
 
 use serde_json::json;
 
 use super::sum::{BEGIN, END, EQUALS, PLUS};
 use crate::data::{BEGIN_TOKEN, END_TOKEN, Tokenizer};
 
-/// The tokenizer of sums. Its file is a `tokenizer.json` as any other; its vocabulary is closed, so that a character
-/// that is not in a sum is refused.
-pub(super) fn tokenizer() -> Tokenizer {
+/// The tokenizer of the addition task. Its file is an ordinary `tokenizer.json`. Its vocabulary is closed: encoding
+/// fails at a character that no sum has.
+pub(in crate::tasks) fn tokenizer() -> Tokenizer {
     let digits = (0..10).map(|digit| (digit.to_string(), digit));
     let others = [("+", PLUS), ("=", EQUALS), (BEGIN_TOKEN, BEGIN), (END_TOKEN, END)];
     let vocabulary: serde_json::Map<_, _> = digits
         .chain(others.map(|(text, id)| (text.to_string(), id)))
         .map(|(text, id)| (text, id.into()))
         .collect();
-    let special = |text: &str, id: i32| {
+    let special = |text: &str, id: u32| {
         json!({
             "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
             "special": true,
@@ -29,7 +29,7 @@ pub(super) fn tokenizer() -> Tokenizer {
         "pre_tokenizer": {
             "type": "Split", "pattern": { "Regex": "[\\s\\S]" }, "behavior": "Isolated", "invert": false,
         },
-        // Programs that add special tokens by themselves begin a sum as training does.
+        // Programs that add special tokens by themselves then begin a sum as training does.
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [{ "SpecialToken": { "id": BEGIN_TOKEN, "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }],
@@ -37,16 +37,15 @@ pub(super) fn tokenizer() -> Tokenizer {
             "special_tokens": { (BEGIN_TOKEN): { "id": BEGIN_TOKEN, "ids": [BEGIN], "tokens": [BEGIN_TOKEN] } },
         },
         "decoder": { "type": "Fuse" },
-        // There is no token for what is unknown: the vocabulary is closed.
+        // No token stands for unknown characters: the vocabulary is closed.
         "model": { "type": "WordLevel", "vocab": vocabulary, "unk_token": "" },
     });
-    Tokenizer::from_json(&file.to_string()).expect("a tokenizer of our own")
+    Tokenizer::from_json(&file.to_string()).expect("the tokenizer of the addition task is valid")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::sum::Sum;
-    use super::super::{Order, VOCABULARY};
+    use super::super::sum::{Order, Sum, VOCABULARY};
     use super::*;
 
     /// What training writes as tokens is what a user writes as text.
@@ -54,12 +53,11 @@ mod tests {
     fn text_is_encoded_as_training_writes_it() {
         let tokenizer = tokenizer();
         assert_eq!((tokenizer.size(), tokenizer.begin(), tokenizer.end()), (VOCABULARY, 12, 13));
-        let (tokens, _) = Sum { a: vec![1, 2], b: vec![3, 4] }.tokens_and_targets(Order::AllReversed, true);
+        let (written, _) = Sum { a: vec![1, 2], b: vec![3, 4] }.tokens_and_targets(Order::AllReversed, true);
         let text = tokenizer.try_encode("21+43=64").unwrap();
-        let written: Vec<u32> = tokens.iter().map(|token| *token as u32).collect();
         assert_eq!([&[tokenizer.begin()], &text[..]].concat(), written);
         assert_eq!(tokenizer.decode(&written), "21+43=64");
-        let mut stream = tokenizer.stream(Some(EQUALS as u32));
+        let mut stream = tokenizer.stream(Some(EQUALS));
         assert_eq!([6, 4, 0].map(|digit| stream.push(digit)), ["6", "4", "0"]);
     }
 

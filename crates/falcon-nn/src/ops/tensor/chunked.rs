@@ -1,31 +1,32 @@
-//! Many steps at once. In a chunk of `C` steps that starts from `S_0`, with `D_is = Π_{s < r ≤ i} γ_r` and `d_i = γ_0 D_i0`,
+//! Many steps at once. In a chunk of `C` steps that starts from `S_0`, with `D_is = Π_{s < r ≤ i} γ_r` and `d_i = γ_0
+//! D_i0`,
 //!
 //! ```text
 //! S_i = d_i S_0 + Σ_{s ≤ i} D_is Σ_{j ∈ window(s)} x_j z_{j,s}ᵀ        z_{j,s} = w_s v_j − e_s S_{s−1}ᵀ x_j
 //! o_i = d_i S_0ᵀ q_i + Σ_{s ≤ i} D_is Σ_j (q_i·x_j) z_{j,s}            (row i − 1 of d and D for a read before the write)
 //! ```
 //!
-//! Without erasing, `z_{j,s} = w_s v_j`, and the sum over `s` collapses to one weight for each row `j`. With erasing, the
-//! writes of a chunk solve a unit lower triangular system over (step, pair in its window),
+//! Without erasing, `z_{j,s} = w_s v_j`, and the sum over `s` collapses to one weight for each row `j`. With erasing,
+//! the writes of a chunk solve a unit lower triangular system over (step, pair in its window),
 //!
 //! ```text
 //! z_{j,i} + e_i Σ_{s < i} D_{i−1,s} Σ_l (x_j·x_l) z_{l,s} = w_i v_j − e_i d_{i−1} S_0ᵀ x_j
 //! ```
 //!
-//! whose matrix does not depend on `S_0`. So all chunks are prepared at once; only the memory goes from chunk to chunk, and
-//! all outputs are again read at once. With a gain for each column, each column is a *lane* that has its own `D` and its own
-//! system but shares the products of keys.
+//! whose matrix does not depend on `S_0`. So all chunks are prepared at once, only the memory is passed from chunk to
+//! chunk, and all outputs are computed at once again. With a gain for each column, each column is a *lane* that has
+//! its own `D` and its own system but shares the products of keys.
 
 use burn::tensor::{Tensor, TensorData};
 
 use super::coefficients::Coefficients;
-use super::rows::take;
+use super::pairs::take;
 use super::triangle::{inverse, ones, options, pieces, products, spread, zeros};
 
-/// Steps at once where every column has its own triangle.
+/// Chunk size if every column has its own system.
 const CHUNK_OF_COLUMNS: usize = 16;
 
-/// A batch of heads, ready to run.
+/// The steps of a batch of heads.
 pub(super) struct Steps {
     /// `[batch, time, dim_k]`.
     pub q: Tensor<3>,
@@ -39,7 +40,8 @@ pub(super) struct Steps {
     pub read_before: bool,
 }
 
-/// How time is cut: `count` chunks of `steps` (a power of two), the last filled up with steps that change nothing.
+/// How time is divided: `count` chunks of `steps` steps (a power of two), the last padded with steps that change
+/// nothing.
 #[derive(Clone, Copy)]
 struct Chunks {
     batch: usize,
@@ -62,37 +64,37 @@ impl Chunks {
     }
 
     /// Appends rows of `value` up to the end of the last chunk.
-    fn fill(&self, of: Tensor<3>, value: f64) -> Tensor<3> {
+    fn fill(&self, x: Tensor<3>, value: f64) -> Tensor<3> {
         let missing = self.count * self.steps - self.time;
         if missing == 0 {
-            return of;
+            return x;
         }
-        let [batch, _, dim] = of.dims();
-        let rest = Tensor::full([batch, missing, dim], value, options(&of));
-        Tensor::cat(vec![of, rest], 1)
+        let [batch, _, dim] = x.dims();
+        let rest = Tensor::full([batch, missing, dim], value, options(&x));
+        Tensor::cat(vec![x, rest], 1)
     }
 
     /// `[batch, count · rows, dim]` to `[count · batch, rows, dim]`: the first `batch` are those of the first chunk.
-    fn cut(&self, of: Tensor<3>) -> Tensor<3> {
-        let [_, rows, dim] = of.dims();
+    fn cut(&self, x: Tensor<3>) -> Tensor<3> {
+        let [_, rows, dim] = x.dims();
         let rows = rows / self.count;
         if self.count == 1 {
-            return of;
+            return x;
         }
-        let of = of.reshape([self.batch, self.count, rows, dim]).swap_dims(0, 1);
-        of.reshape([self.count * self.batch, rows, dim])
+        let x = x.reshape([self.batch, self.count, rows, dim]).swap_dims(0, 1);
+        x.reshape([self.count * self.batch, rows, dim])
     }
 
     /// `[batch, time, lanes]` to `[count · batch, lanes, steps, 1]`.
-    fn lanes(&self, of: Tensor<3>, filler: f64) -> Tensor<4> {
-        self.cut(self.fill(of, filler)).swap_dims(1, 2).unsqueeze_dim::<4>(3)
+    fn lanes(&self, x: Tensor<3>, filler: f64) -> Tensor<4> {
+        self.cut(self.fill(x, filler)).swap_dims(1, 2).unsqueeze_dim::<4>(3)
     }
 
     /// The inverse of [`Chunks::cut`] and [`Chunks::fill`].
-    fn uncut(&self, of: Tensor<3>) -> Tensor<3> {
-        let [_, rows, dim] = of.dims();
-        let of = of.reshape([self.count, self.batch, rows, dim]).swap_dims(0, 1);
-        of.reshape([self.batch, self.count * rows, dim]).slice_dim(1, 0..self.time)
+    fn uncut(&self, x: Tensor<3>) -> Tensor<3> {
+        let [_, rows, dim] = x.dims();
+        let x = x.reshape([self.count, self.batch, rows, dim]).swap_dims(0, 1);
+        x.reshape([self.batch, self.count * rows, dim]).slice_dim(1, 0..self.time)
     }
 }
 
@@ -123,7 +125,7 @@ pub(super) fn forward(steps: Steps, memory: Tensor<3>, chunk: usize) -> (Tensor<
     let before = || delayed(after.clone(), zeros([n, lanes, 1, c], &after));
     let carry_before = || delayed(carry_after.clone(), ones([n, lanes, 1, 1], &after));
 
-    // What one row weighs at a time, from what one step weighs then.
+    // The weights of rows, from the weights of steps.
     let writes = if erase.is_some() { None } else { Some(row_weights(&write, window)) };
     let to_rows = |weights: Tensor<4>| match &writes {
         None => spread(weights, 3, window),
@@ -166,7 +168,7 @@ fn carry(memory: Tensor<3>, chunks: &Chunks, decay: Tensor<3>, added: Tensor<3>)
     split_last(memories)
 }
 
-/// What the writes of all chunks are made of; see [`correct`].
+/// The parts of the writes of all chunks; see [`correct`].
 struct Corrections {
     x: Tensor<3>,
     last: Tensor<4>,
@@ -180,14 +182,14 @@ fn correct(
     memory: Tensor<3>,
     chunks: &Chunks,
     decay: Tensor<3>,
-    of: Corrections,
+    parts: Corrections,
 ) -> (Tensor<4>, Tensor<3>, Tensor<3>) {
-    let lanes = of.last.dims()[1];
+    let lanes = parts.last.dims()[1];
     let (mut memories, mut writes) = (vec![memory], Vec::new());
     let decays = pieces(decay, chunks.count).into_iter();
-    let keys = pieces(of.x, chunks.count).into_iter().zip(pieces(of.last, chunks.count));
-    let parts = pieces(of.from_values, chunks.count).into_iter().zip(pieces(of.from_memory, chunks.count));
-    for ((decay, (x, last)), (from_values, from_memory)) in decays.zip(keys).zip(parts) {
+    let keys = pieces(parts.x, chunks.count).into_iter().zip(pieces(parts.last, chunks.count));
+    let terms = pieces(parts.from_values, chunks.count).into_iter().zip(pieces(parts.from_memory, chunks.count));
+    for ((decay, (x, last)), (from_values, from_memory)) in decays.zip(keys).zip(terms) {
         let before = memories[memories.len() - 1].clone();
         let predicted = to_lanes(x.clone().matmul(before.clone()), lanes);
         let z = from_values - from_memory.matmul(predicted);
@@ -203,8 +205,8 @@ fn split_last(mut memories: Vec<Tensor<3>>) -> (Tensor<3>, Tensor<3>) {
     (Tensor::cat(memories, 0), last)
 }
 
-/// Which rows each chunk works on, if not just those of its own steps: those of every step's window one after the other where
-/// a row's write depends on the step, else each row once.
+/// The rows of each chunk, unless they are just those of its own steps. If writes depend on the step, the rows of
+/// every step's window, one window after the other; else each row once.
 fn chunk_rows(chunks: &Chunks, window: usize, erases: bool) -> Option<Vec<usize>> {
     let starts = (0..chunks.count).map(|chunk| chunk * chunks.steps);
     match (window, erases) {
@@ -214,7 +216,7 @@ fn chunk_rows(chunks: &Chunks, window: usize, erases: bool) -> Option<Vec<usize>
     }
 }
 
-/// What each step adds to the weight of each row: `[…, steps, 1]` to `[…, steps, rows]`, or as it is for a window of 1.
+/// What each step adds to the weight of each row: `[…, steps, 1]` to `[…, steps, rows]`, or unchanged for window 1.
 fn row_weights(write: &Tensor<4>, window: usize) -> Tensor<4> {
     if window == 1 {
         return write.clone();
@@ -227,21 +229,21 @@ fn row_weights(write: &Tensor<4>, window: usize) -> Tensor<4> {
     write.clone() * band
 }
 
-/// Each row becomes the one before it; `first` comes in.
-fn delayed(of: Tensor<4>, first: Tensor<4>) -> Tensor<4> {
-    match of.dims()[2] {
+/// Shifts rows by one, with `first` as the first row.
+fn delayed(x: Tensor<4>, first: Tensor<4>) -> Tensor<4> {
+    match x.dims()[2] {
         1 => first,
-        rows => Tensor::cat(vec![first, of.slice_dim(2, 0..rows - 1)], 2),
+        rows => Tensor::cat(vec![first, x.slice_dim(2, 0..rows - 1)], 2),
     }
 }
 
 /// `[n, rows, columns]` to `[n, 1, rows, columns]`, or `[n, columns, rows, 1]`.
-fn to_lanes(of: Tensor<3>, lanes: usize) -> Tensor<4> {
-    if lanes == 1 { of.unsqueeze_dim(1) } else { of.swap_dims(1, 2).unsqueeze_dim(3) }
+fn to_lanes(x: Tensor<3>, lanes: usize) -> Tensor<4> {
+    if lanes == 1 { x.unsqueeze_dim(1) } else { x.swap_dims(1, 2).unsqueeze_dim(3) }
 }
 
 /// The inverse of [`to_lanes`].
-fn from_lanes(of: Tensor<4>) -> Tensor<3> {
-    let [n, lanes, rows, columns] = of.dims();
-    if lanes == 1 { of.reshape([n, rows, columns]) } else { of.swap_dims(1, 2).reshape([n, rows, lanes]) }
+fn from_lanes(x: Tensor<4>) -> Tensor<3> {
+    let [n, lanes, rows, columns] = x.dims();
+    if lanes == 1 { x.reshape([n, rows, columns]) } else { x.swap_dims(1, 2).reshape([n, rows, lanes]) }
 }

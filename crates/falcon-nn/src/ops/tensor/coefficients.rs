@@ -1,4 +1,4 @@
-//! Gains and decays to `w`, `e` and `γ`: the tensor form of the equations that the kernels document.
+//! From gains and decays to `w`, `e` and `γ`: the equations of the kernels in tensor operations.
 //!
 //! ```text
 //! E = ‖x‖²                       window 1
@@ -13,17 +13,17 @@ use burn::tensor::{Bool, Tensor, TensorData};
 use falcon_kernels::Rule;
 use falcon_kernels::rule::{Decay, Gain, Objective};
 
-use super::rows::Pairs;
+use super::pairs::Pairs;
 use super::triangle::{ones, options};
 
-/// Squarings of a window's Gram matrix: its top eigenvector stands out once the next eigenvalue is smaller by a part in
-/// `2^SQUARINGS`, beyond which single precision cannot tell them apart.
+/// How often the Gram matrix of a window is squared. Its top eigenvector dominates once the next eigenvalue is smaller
+/// by one part in `2^SQUARINGS`; single precision cannot distinguish closer ones.
 const SQUARINGS: usize = 20;
 
-/// What a step does, `[batch, time, 1 | dim_v]`.
+/// The coefficients of all steps, `[batch, time, 1 | dim_v]` each.
 pub(super) struct Coefficients {
     pub write: Tensor<3>,
-    /// Absent where nothing is erased.
+    /// None for rules that do not erase.
     pub erase: Option<Tensor<3>>,
     pub gamma: Tensor<3>,
 }
@@ -54,12 +54,12 @@ fn step_sizes(
 ) -> (Tensor<3>, Tensor<3>) {
     let [batch, time, _] = pairs.newest().dims();
     let boundary = boundary(pairs);
-    let unless = |of: Tensor<3>, mask: &Option<Tensor<3, Bool>>, value: f64| match mask {
+    let unless = |x: Tensor<3>, mask: &Option<Tensor<3, Bool>>, value: f64| match mask {
         Some(mask) => {
-            let shape = of.dims();
-            of.mask_fill(mask.clone().expand(shape), value)
+            let shape = x.dims();
+            x.mask_fill(mask.clone().expand(shape), value)
         }
-        None => of,
+        None => x,
     };
     let lambda = match rule.decay {
         Decay::None | Decay::Gate => None,
@@ -73,8 +73,8 @@ fn step_sizes(
         (Gain::Beta, Some(beta), Some(energy)) => {
             let rest = energy.add_scalar(rule.eps);
             let denominator = lambda.clone().map_or(rest.clone(), |lambda| rest.clone() + lambda);
-            // A zero denominator means there is nothing to write. The boundary joins it: neither may be divided by, or
-            // 0 · ∞ would reach the gradient.
+            // A zero denominator means that there is nothing to write, as at the boundary. In neither case may there
+            // be a division by it: 0 · ∞ would reach the gradient.
             let nothing = denominator.clone().lower_elem(f32::MIN_POSITIVE);
             let nothing = Some(match &boundary {
                 Some(boundary) => nothing.bool_or(boundary.clone()),
@@ -82,14 +82,14 @@ fn step_sizes(
             });
             let denominator = unless(denominator, &nothing, 1.0);
             let eta = unless(beta.clone() / denominator.clone(), &nothing, 0.0);
-            // 1 − βλ/(E + λ + ε) without the cancellation.
+            // 1 − βλ/(E + λ + ε) without cancellation.
             let gamma = lambda.map(|lambda| {
                 let kept = rest + beta.neg().add_scalar(1.0) * lambda;
                 unless(kept / denominator, &nothing, 1.0)
             });
             (eta, gamma)
         }
-        (Gain::Beta, ..) => unreachable!("inputs are checked: β is given, and energies are worked out for it"),
+        (Gain::Beta, ..) => unreachable!("inputs are checked: β is given, and energies are computed for it"),
         (Gain::Unit | Gain::Eta, gain, _) => {
             let eta = gain.unwrap_or_else(|| ones([batch, time, 1], pairs.newest()));
             let eta = unless(eta, &boundary, 0.0);
@@ -100,7 +100,7 @@ fn step_sizes(
     let gamma = match (gamma, rule.decay, decay) {
         (_, Decay::Gate, Some(gate)) => unless(gate, &boundary, 1.0),
         (None, _, _) => ones(eta.dims(), &eta),
-        // Where the clamp holds γ, it passes no gradient.
+        // A clamped γ passes no gradient.
         (Some(gamma), _, _) => match rule.clamp {
             Some(least) => {
                 let held = gamma.clone().lower_equal_elem(least);
@@ -112,7 +112,7 @@ fn step_sizes(
     (eta, gamma)
 }
 
-/// The first step of a fresh sequence under next-latent alignment: no pair, so `η = 0` and `γ = 1`, whatever the ridge.
+/// Marks the first step of a fresh sequence with next-latent alignment. It has no pair, so `η = 0` and `γ = 1`.
 fn boundary(pairs: &Pairs) -> Option<Tensor<3, Bool>> {
     let [batch, time, _] = pairs.newest().dims();
     pairs.boundary.then(|| {
@@ -122,15 +122,15 @@ fn boundary(pairs: &Pairs) -> Option<Tensor<3, Bool>> {
     })
 }
 
-/// Divides what is `[batch, time, _]` by the pairs in each step's window.
-fn share(of: Tensor<3>, pairs: &Pairs) -> Tensor<3> {
-    let [_, time, _] = of.dims();
+/// Divides `[batch, time, _]` by the number of pairs in each step's window.
+fn share(x: Tensor<3>, pairs: &Pairs) -> Tensor<3> {
+    let [_, time, _] = x.dims();
     if pairs.window == 1 {
-        return of;
+        return x;
     }
     let shares: Vec<f32> = (0..time).map(|step| 1.0 / pairs.count(step).max(1) as f32).collect();
-    let shares = Tensor::<1>::from_data(TensorData::new(shares, [time]), options(&of));
-    of * shares.reshape([1, time, 1])
+    let shares = Tensor::<1>::from_data(TensorData::new(shares, [time]), options(&x));
+    x * shares.reshape([1, time, 1])
 }
 
 /// `E`, `[batch, time, 1]`.
@@ -152,8 +152,8 @@ fn energy(rule: &Rule, pairs: &Pairs) -> Tensor<3> {
 
 /// The largest eigenvalue of `Σ x_j x_jᵀ` over each window, `[batch, time, window, dim_k]` to `[batch, time, 1]`.
 ///
-/// It is `‖Xᵀu‖²` with `u` the top eigenvector of the Gram matrix. To first order the eigenvalue does not change with `u`, so
-/// `u` without gradient gives the exact gradient. Windows of zeros have `u = 0`.
+/// It is `‖Xᵀu‖²` with `u` the top eigenvector of the Gram matrix. To first order the eigenvalue does not change with
+/// `u`, so the gradient is exact although none passes through `u`. Windows of zeros have `u = 0`.
 fn curvature(windows: Tensor<4>) -> Tensor<3> {
     let [batch, time, window, _] = windows.dims();
     let x = windows.clone().detach();
@@ -166,8 +166,8 @@ fn curvature(windows: Tensor<4>) -> Tensor<3> {
     for _ in 0..SQUARINGS {
         power = unit_trace(power.clone().matmul(power));
     }
-    // Now a projector on the top eigenvectors: any column will do, and the longest, which has the largest diagonal entry, is
-    // the one farthest from 0. Of equal ones the first is taken, the oldest pair.
+    // Now a projector on the top eigenvectors. Any column other than 0 would do; the longest one, which has the largest
+    // diagonal entry, is the most accurate. Of several equal ones the first is taken, that of the oldest pair.
     let longest = (power.clone() * diagonal).sum_dim(2).argmax(3);
     let u = power.gather(3, longest.expand([batch, time, window, 1]));
     let length = u.clone().square().sum_dim(2).sqrt();

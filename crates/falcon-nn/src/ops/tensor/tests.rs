@@ -1,4 +1,4 @@
-//! The tensor operations in `f32` against the recurrent kernels in `f64`, on numbers that both hold exactly.
+//! Compares the tensor operations in `f32` with the recurrent kernels in `f64`, on numbers that both represent exactly.
 
 use burn::tensor::{Device, Tensor, TensorData};
 use falcon_kernels::rule::{Align, Decay, Gain, Normaliser, Objective, Read};
@@ -6,13 +6,13 @@ use falcon_kernels::{Form, Rule};
 use falcon_testkit::{Case, Named, Spec, assert_close};
 
 use super::coefficients::Coefficients;
-use super::rows::Pairs;
+use super::pairs::Pairs;
 use super::{RuleInputs, TensorState, scan};
 
 const OUTPUTS: f64 = 2e-6;
 const GRADIENTS: f64 = 1e-5;
 
-/// The tensors of a case; leaves of the graph on a device that differentiates.
+/// The tensors of a case, which are leaves of the graph on a device with autodiff.
 struct Leaves {
     inputs: RuleInputs,
     state: TensorState,
@@ -81,9 +81,9 @@ fn run(case: &Case<f64>, chunk: usize) -> (Named, Named) {
         let count = values.len();
         Tensor::from_data(TensorData::new(values, [count]), &device)
     };
-    let flat = |of: Tensor<4>| {
-        let count = of.dims().iter().product::<usize>();
-        of.reshape([count])
+    let flat = |x: Tensor<4>| {
+        let count = x.dims().iter().product::<usize>();
+        x.reshape([count])
     };
     let count = case.grad_out.len();
     let mut loss = (out.reshape([count]) * upstream(&case.grad_out)).sum();
@@ -95,7 +95,7 @@ fn run(case: &Case<f64>, chunk: usize) -> (Named, Named) {
         }
     }
     let grads = loss.backward();
-    // What has no part in the loss has no gradient.
+    // Tensors that the loss does not depend on have no gradient.
     fn of<const D: usize>(tensor: &Tensor<D>, grads: &burn::tensor::Gradients) -> Vec<f64> {
         let zeros = || vec![0.0; tensor.dims().iter().product()];
         tensor.grad(grads).map_or_else(zeros, |grad| numbers(&grad))
@@ -121,7 +121,7 @@ fn check(label: &str, case: &Case<f64>, chunk: usize) {
     assert_close(label, &gradients, &expected.grads, GRADIENTS);
 }
 
-/// The presets, and what they leave out.
+/// The presets, and combinations that no preset uses.
 fn rules() -> Vec<(String, Rule)> {
     let mut rules: Vec<(String, Rule)> = Rule::ALL.iter().map(|(name, rule)| (name.to_string(), *rule)).collect();
     let regression = Rule::FALCON_3;
@@ -237,7 +237,7 @@ fn pieces_make_the_whole() {
         let Leaves { inputs, mut state } = leaves(&case, &device);
         let whole = scan(&rule, inputs.clone(), &[0, 23], state.clone(), 16);
         let mut outs = Vec::new();
-        // One token at a time to begin with, then longer pieces, one of them empty.
+        // Single tokens at first, then longer pieces, one of them empty.
         for (from, to) in [(0, 1), (1, 2), (2, 3), (3, 4), (4, 9), (9, 9), (9, 22), (22, 23)] {
             if from == to {
                 let empty = RuleInputs {
@@ -274,7 +274,7 @@ fn a_fresh_state_is_empty() {
     }
 }
 
-/// Keys of windows whose largest eigenvalues are close: almost orthogonal and almost as long as each other, `noise` apart.
+/// Keys of windows whose largest eigenvalues are close: almost orthogonal and of almost equal length, up to `noise`.
 fn close_keys(case: &mut Case<f64>, noise: f64) {
     let (heads, dim) = (case.sizes.key_heads, case.sizes.dim_k);
     for (row, key) in case.k.chunks_exact_mut(dim).enumerate() {
@@ -307,7 +307,7 @@ fn coefficients_are_those_of_the_kernels() {
         let expected = case.call(Form::CHUNKED).coefficients(&case.state).expect("a valid case");
         let Leaves { inputs, .. } = leaves(&case, &device);
         let pairs = Pairs::new(inputs.k.reshape([1, time, dim_k]), rule.window, 0, false);
-        let gains = |of: Option<Tensor<3>>| of.map(|of| of.swap_dims(0, 1));
+        let gains = |x: Option<Tensor<3>>| x.map(|x| x.swap_dims(0, 1));
         let found = Coefficients::new(&rule, gains(inputs.gain), gains(inputs.decay), &pairs);
         let width = case.sizes.gain_width(&rule);
         let counts = (0..time).flat_map(|step| std::iter::repeat_n(pairs.count(step) as f64, width));
@@ -317,7 +317,7 @@ fn coefficients_are_those_of_the_kernels() {
     }
 }
 
-/// Long, wide, with correlated keys and large gains: what rounding makes of the triangular systems.
+/// Long and wide sequences with correlated keys and large gains: the effect of rounding on the triangular systems.
 #[test]
 fn long_sequences_of_correlated_keys() {
     for (seed, (name, rule)) in Rule::ALL.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Triangular matrices by halves, and cutting and padding that autodiff can undo cheaply.
+//! Triangular matrices by recursive halving, and splitting and padding whose adjoints are cheap.
 
 use burn::tensor::{Tensor, TensorCreationOptions};
 
@@ -17,39 +17,40 @@ pub(super) fn options<const E: usize>(like: &Tensor<E>) -> TensorCreationOptions
     TensorCreationOptions::new(like.device()).with_dtype(like.dtype())
 }
 
-/// Repeats every index of a dimension `times` times in a row.
-pub(super) fn spread(of: Tensor<4>, dim: usize, times: usize) -> Tensor<4> {
+/// Repeats every entry of a dimension `times` times in a row.
+pub(super) fn spread(x: Tensor<4>, dim: usize, times: usize) -> Tensor<4> {
     if times == 1 {
-        return of;
+        return x;
     }
-    let mut shape = of.dims();
+    let mut shape = x.dims();
     let mut wide = [0; 5];
     wide[..=dim].copy_from_slice(&shape[..=dim]);
     wide[dim + 1] = times;
     wide[dim + 2..].copy_from_slice(&shape[dim + 1..]);
     shape[dim] *= times;
-    of.unsqueeze_dim::<5>(dim + 1).expand(wide).reshape(shape)
+    x.unsqueeze_dim::<5>(dim + 1).expand(wide).reshape(shape)
 }
 
-/// Cuts the first dimension into `count` equal pieces.
+/// Splits the first dimension into `count` equal pieces.
 ///
-/// The adjoint of one cut fills a whole tensor with zeros; halving again and again makes that `log count` tensors, not
-/// `count` of them.
-pub(super) fn pieces<const D: usize>(of: Tensor<D>, count: usize) -> Vec<Tensor<D>> {
+/// The adjoint of a slice fills a whole tensor with zeros. Halving recursively makes that `log count` tensors instead
+/// of `count`.
+pub(super) fn pieces<const D: usize>(x: Tensor<D>, count: usize) -> Vec<Tensor<D>> {
     if count == 1 {
-        return vec![of];
+        return vec![x];
     }
-    let (rows, half) = (of.dims()[0], count / 2);
+    let (rows, half) = (x.dims()[0], count / 2);
     let middle = rows / count * half;
-    let mut first = pieces(of.clone().slice_dim(0, 0..middle), half);
-    first.extend(pieces(of.slice_dim(0, middle..rows), count - half));
+    let mut first = pieces(x.clone().slice_dim(0, 0..middle), half);
+    first.extend(pieces(x.slice_dim(0, middle..rows), count - half));
     first
 }
 
 /// `D_is = Π_{s < r ≤ i} γ_r` for `s ≤ i`, else 0: `[batch, n]` to `[batch, n, n]`, `n` a power of two.
 ///
-/// With `A` and `B` the two halves on the diagonal, the corner between them is an outer product: the first column of `B`
-/// (the decay since the middle) times `γ` there times the last row of `A`. Only products, so a gate may be 0.
+/// With `A` and `B` the two halves on the diagonal, the corner between them is an outer product: the first column of
+/// `B` (the decay since the middle) times `γ` there times the last row of `A`. There are only products, so a gate may
+/// be 0.
 pub(super) fn products(gamma: Tensor<2>) -> Tensor<3> {
     let [batch, n] = gamma.dims();
     if n == 1 {
@@ -67,8 +68,8 @@ pub(super) fn products(gamma: Tensor<2>) -> Tensor<3> {
 
 /// `(I + T)⁻¹` of strictly lower triangular `T`, `[batch, n, n]`.
 ///
-/// By halves, `[[A, 0], [C, B]]⁻¹ = [[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]]`. Powers of `T` would be fewer products, but they grow and
-/// cancel.
+/// By halving, `[[A, 0], [C, B]]⁻¹ = [[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]]`. Powers of `T` would need fewer products, but they
+/// grow and cancel.
 pub(super) fn inverse(strict: Tensor<3>) -> Tensor<3> {
     let [batch, n, _] = strict.dims();
     let padded = n.next_power_of_two();

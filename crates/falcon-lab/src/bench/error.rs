@@ -1,0 +1,70 @@
+//! Errors of benchmarks.
+
+use std::io;
+
+use falcon_base::PathError;
+use thiserror::Error;
+
+use crate::threads::ThreadsError;
+
+/// A benchmark was refused or failed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum BenchError {
+    /// The sizes would need too much memory.
+    #[error("this needs about {gib} GiB, the limit is {limit}: use fewer or smaller {options}")]
+    TooLarge {
+        /// The memory needed.
+        gib: usize,
+        /// The memory allowed.
+        limit: usize,
+        /// The options that determine it.
+        options: &'static str,
+    },
+    /// There is no rule of this name.
+    #[error("there is no rule {name:?}; rules are {known}")]
+    Rule {
+        /// The name asked for.
+        name: String,
+        /// The names of all rules.
+        known: String,
+    },
+    /// A request for a timing is invalid.
+    #[error("request {line}: {reason}")]
+    Request {
+        /// The line of stdin.
+        line: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The configuration of a model is invalid.
+    #[error(transparent)]
+    Model(#[from] falcon_nn::ConfigError),
+    /// A kernel refused its inputs.
+    #[error(transparent)]
+    Kernel(#[from] falcon_kernels::Error),
+    /// Threads cannot be started.
+    #[error(transparent)]
+    Threads(#[from] ThreadsError),
+    /// A process that measures failed.
+    #[error("the process that measures {name} {reason}")]
+    Child {
+        /// What it measures.
+        name: String,
+        /// What happened to it.
+        reason: String,
+    },
+    /// A file cannot be written.
+    #[error(transparent)]
+    Path(#[from] PathError),
+    /// Requests cannot be read, or results cannot be printed.
+    #[error("stdin or stdout: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl BenchError {
+    /// Whether stdout was closed by its reader, which is not a failure.
+    pub fn is_broken_pipe(&self) -> bool {
+        matches!(self, Self::Io(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+}

@@ -1,0 +1,280 @@
+//! The speed and memory of generation, one token at a time, after contexts of any length.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use burn::tensor::Device;
+use falcon_lm::memory;
+use falcon_lm::monitor::Monitor;
+use falcon_nn::{Model, ModelConfig, ModelState, SavedState, Sequences};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::error::BenchError;
+use super::schedule::median;
+use super::table::BenchTable;
+use super::worker::Worker;
+use crate::pictures::{Fit, NamedLine, fitted_chart};
+use crate::tables::TextTable;
+
+/// The size of GPT-2's vocabulary.
+const VOCABULARY: usize = 50_257;
+/// The number of tokens read in one call.
+const PIECE: usize = 1024;
+/// The number of steps to warm up, which do not count.
+const WARM: usize = 2;
+
+/// What to time.
+#[derive(Clone, Debug)]
+pub struct GenerateOptions {
+    /// The presets of the models.
+    pub models: Vec<String>,
+    /// Their size.
+    pub size: String,
+    /// The numbers of tokens before the first that is timed.
+    pub contexts: Vec<usize>,
+    /// The number of tokens to generate after each context.
+    pub tokens: usize,
+    /// The number of threads.
+    pub threads: usize,
+}
+
+/// The results of all models.
+pub struct Generation {
+    /// The table.
+    pub table: BenchTable,
+    /// Tokens per second by context, as an SVG file.
+    pub picture: String,
+    /// The last failure; earlier ones were given to `warn`. The other rows are complete.
+    pub failed: Option<BenchError>,
+}
+
+/// The results for one context.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct ContextAnswer {
+    /// The median; none if the context does not fit into memory.
+    seconds_per_token: Option<f64>,
+    /// The size of the state after the context.
+    state_bytes: usize,
+    /// The memory of the process after generation, which is also its peak, because freed memory is not returned to
+    /// the system.
+    resident_bytes: Option<u64>,
+}
+
+/// Times all models. `worker` makes the command of a process that calls [`measure_generation`] with the options it is
+/// given: each model is measured in a process of its own and, if its state grows, each context too. `warn` is given
+/// all failures but the last.
+pub fn generate(
+    options: &GenerateOptions,
+    worker: &dyn Fn(&GenerateOptions) -> io::Result<Command>,
+    warn: &dyn Fn(&BenchError),
+) -> Result<Generation, BenchError> {
+    let mut contexts = options.contexts.clone();
+    contexts.sort_unstable();
+    contexts.dedup();
+    let mut text = TextTable::new(&[
+        "model",
+        "parameters",
+        "context",
+        "tokens/s",
+        "ms/token",
+        "state MiB",
+        "resident MiB",
+        "context is",
+    ]);
+    // All names are checked before the first measurement.
+    let models =
+        options.models.iter().map(|name| Ok((name, ModelConfig::preset(name, &options.size, VOCABULARY)?)));
+    let models = models.collect::<Result<Vec<_>, BenchError>>()?;
+    let (mut rows, mut lines, mut failed) = (Vec::new(), Vec::new(), None);
+    for (name, config) in &models {
+        let mut points = Vec::new();
+        let grows = config.state_size().is_none();
+        let each = if grows { 1 } else { contexts.len() };
+        for contexts in contexts.chunks(each.max(1)) {
+            let one =
+                GenerateOptions { models: vec![name.to_string()], contexts: contexts.to_vec(), ..options.clone() };
+            let (answers, error) = ask(name, &one, worker);
+            if let Some(earlier) = error.and_then(|error| failed.replace(error)) {
+                warn(&earlier);
+            }
+            for (index, &context) in contexts.iter().enumerate() {
+                let answer = answers.get(index);
+                let seconds = answer.and_then(|answer| answer.seconds_per_token);
+                points.extend(seconds.map(|seconds| (context as f64, seconds.recip())));
+                let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
+                let shown = |value: Option<f64>, digits: usize| {
+                    value.map_or("–".into(), |value| format!("{value:.digits$}"))
+                };
+                let is = match (answer, seconds, grows) {
+                    (None, ..) => "failed",
+                    (_, None, _) => "too large for this memory",
+                    (_, _, true) => "random",
+                    (_, _, false) => "read",
+                };
+                text.row(vec![
+                    name.to_string(),
+                    config.parameter_count().to_string(),
+                    context.to_string(),
+                    shown(seconds.map(f64::recip), 2),
+                    shown(seconds.map(|seconds| 1e3 * seconds), 1),
+                    answer.map_or("–".into(), |answer| mib(answer.state_bytes as u64)),
+                    answer.and_then(|answer| answer.resident_bytes).map_or("–".into(), mib),
+                    is.into(),
+                ]);
+                rows.push(json!({
+                    "table": "generate", "model": name, "size": options.size, "parameters": config.parameter_count(),
+                    "threads": options.threads, "tokens": options.tokens, "context": context, "context_is": is,
+                    "seconds_per_token": seconds, "state_bytes": answer.map(|answer| answer.state_bytes),
+                    "resident_bytes": answer.and_then(|answer| answer.resident_bytes),
+                }));
+            }
+        }
+        lines.push(NamedLine { name: name.to_string(), points });
+    }
+    let picture = fitted_chart("Tokens generated per second", "tokens of context", [Fit::Tight; 2], &lines);
+    let GenerateOptions { size, tokens, threads, .. } = options;
+    let title = format!(
+        "Generation: {size} with random weights, f32, one sequence, {threads} threads, medians of {tokens} tokens"
+    );
+    Ok(Generation { table: BenchTable { title, text, rows }, picture, failed })
+}
+
+/// The answers of a worker for one model: for all contexts, or for those before it failed.
+fn ask(
+    name: &str,
+    options: &GenerateOptions,
+    worker: &dyn Fn(&GenerateOptions) -> io::Result<Command>,
+) -> (Vec<ContextAnswer>, Option<BenchError>) {
+    let mut answers = Vec::new();
+    let mut ask = || {
+        let mut worker = Worker::start(name, &mut worker(options)?)?;
+        while answers.len() < options.contexts.len() {
+            let line = worker.answer()?;
+            answers.push(serde_json::from_str(&line).map_err(|error| worker.invalid(&line, error))?);
+        }
+        Ok(())
+    };
+    let failed = ask().err();
+    (answers, failed)
+}
+
+/// Measures models in this process, and writes a line of JSON to `out` for each context.
+pub fn measure_generation(
+    options: &GenerateOptions,
+    mut out: impl Write,
+    monitor: &mut dyn Monitor,
+) -> Result<(), BenchError> {
+    for name in &options.models {
+        let config = ModelConfig::preset(name, &options.size, VOCABULARY)?;
+        let grows = config.state_size().is_none();
+        let mut stream: Option<GenerateStream> = None;
+        for &context in &options.contexts {
+            let cache = if grows { cache_bytes(&config, context) } else { 0 };
+            // Memory that is resident already need not be free.
+            let weights = if stream.is_none() { config.parameter_count() * size_of::<f32>() } else { 0 };
+            let needed = (cache + weights) as u64;
+            // A tenth more is needed to compute.
+            let answer = if memory::available().is_some_and(|free| needed + needed / 10 > free) {
+                ContextAnswer { seconds_per_token: None, state_bytes: cache, resident_bytes: None }
+            } else {
+                let stream = match &mut stream {
+                    Some(stream) => stream,
+                    none => {
+                        monitor.stage(&format!("{name}: initialising weights"));
+                        none.insert(GenerateStream::new(&config)?)
+                    }
+                };
+                if grows {
+                    monitor.stage(&format!("{name}: filling a cache"));
+                    stream.fill(context);
+                } else {
+                    monitor.stage(&format!("{name}: tokens read"));
+                    stream.read(context, monitor);
+                }
+                monitor.stage(&format!("{name}: generating"));
+                stream.generate(options.tokens)
+            };
+            writeln!(out, "{}", serde_json::to_string(&answer).map_err(io::Error::from)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// The size of the keys and values of a context, in bytes.
+fn cache_bytes(config: &ModelConfig, context: usize) -> usize {
+    let mixer = &config.mixer;
+    let token = mixer.num_heads * (mixer.head_dim + mixer.head_v_dim);
+    context * config.num_hidden_layers * token * size_of::<f32>()
+}
+
+/// A model and its state after a context.
+struct GenerateStream {
+    model: Model,
+    state: ModelState,
+    /// The number of tokens read.
+    position: usize,
+}
+
+impl GenerateStream {
+    fn new(config: &ModelConfig) -> Result<Self, BenchError> {
+        let model = config.init(0, &Device::flex())?;
+        let state = model.state(1);
+        Ok(Self { model, state, position: 0 })
+    }
+
+    /// Reads random tokens until the context has `context` tokens.
+    fn read(&mut self, context: usize, monitor: &mut dyn Monitor) {
+        while self.position < context {
+            let count = PIECE.min(context - self.position);
+            let token = |i: usize| (i.wrapping_mul(2_654_435_761) >> 7) % VOCABULARY;
+            let tokens: Vec<u32> = (self.position..self.position + count).map(|i| token(i) as u32).collect();
+            self.model.hidden(&tokens, &Sequences::uniform(1, count), &mut self.state);
+            self.position += count;
+            monitor.advance(self.position, Some(context));
+        }
+    }
+
+    /// Fills the cache with random keys and values. Reading the tokens would take time quadratic in their number, and
+    /// the values make no difference.
+    fn fill(&mut self, context: usize) {
+        let config = self.model.config();
+        let mixer = &config.mixer;
+        let mut arrays = BTreeMap::new();
+        for layer in 0..config.num_hidden_layers {
+            for (name, dim) in [("keys", mixer.head_dim), ("values", mixer.head_v_dim)] {
+                let numbers = mixer.num_heads * context * dim;
+                let data = (0..numbers).map(|i| ((i * 7919 + layer) % 1009) as f32 / 1009.0 - 0.5).collect();
+                let shape = vec![1, mixer.num_heads, context, dim];
+                arrays.insert(format!("layers.{layer}.cache.0.{name}"), (shape, data));
+            }
+        }
+        let saved = SavedState { positions: vec![context], arrays, ..SavedState::default() };
+        self.state = self.model.import_state(saved, Path::new("random")).expect("arrays of its own shapes");
+        self.position = context;
+    }
+
+    /// Generates the most likely tokens.
+    fn generate(&mut self, tokens: usize) -> ContextAnswer {
+        let mut next = 0;
+        // A copy: the next context continues this one, without the tokens generated here.
+        let mut state = self.state.clone();
+        let mut seconds = Vec::new();
+        for step in 0..WARM + tokens {
+            let begin = Instant::now();
+            let logits = self.model.step(&[next], &mut state);
+            next = logits.argmax(1).into_data().iter::<u32>().next().expect("one sequence");
+            if step >= WARM {
+                seconds.push(begin.elapsed().as_secs_f64());
+            }
+        }
+        ContextAnswer {
+            seconds_per_token: Some(median(seconds)),
+            state_bytes: state.bytes(),
+            resident_bytes: memory::resident(),
+        }
+    }
+}
