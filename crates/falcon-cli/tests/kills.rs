@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use falcon_lab::reproduce::addition::Addition;
-use falcon_lab::reproduce::language::Language;
+use falcon_lab::reproduce::addition::AdditionExperiment;
+use falcon_lab::reproduce::language::LanguageExperiment;
 use falcon_lab::reproduce::{Experiment, ExperimentRecord, RESULTS_FILE};
 use falcon_lm::train::checkpoint_steps;
 use serde_json::Value;
@@ -309,8 +309,8 @@ fn experiments_with_sums() {
     let tiny = tiny.each_ref().map(String::as_str);
     let args = [&args[..], &tiny, &small, &["--set=train.save_every=3", "--output", "work/out"]].concat();
     let known = Cell::new(0);
-    let result = |work: &Path| rows::<Addition>(&work.join("out"));
-    place.kill(&args, 7, |_, _| known.set(0), record_is_whole::<Addition>(&known), result);
+    let result = |work: &Path| rows::<AdditionExperiment>(&work.join("out"));
+    place.kill(&args, 7, |_, _| known.set(0), record_is_whole::<AdditionExperiment>(&known), result);
 }
 
 #[test]
@@ -323,6 +323,6 @@ fn experiments_with_text_and_a_search() {
         ["reproduce", "lm", "--models", "retnet", "--train", "input/train.txt", "--valid", "input/valid.txt"];
     let args = [&args[..], &tiny, &small, &["--search=2", "--output", "work/out"]].concat();
     let known = Cell::new(0);
-    let result = |work: &Path| rows::<Language>(&work.join("out"));
-    place.kill(&args, 7, |_, _| known.set(0), record_is_whole::<Language>(&known), result);
+    let result = |work: &Path| rows::<LanguageExperiment>(&work.join("out"));
+    place.kill(&args, 7, |_, _| known.set(0), record_is_whole::<LanguageExperiment>(&known), result);
 }

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use falcon_lab::reproduce::addition::{Addition, AdditionRecord};
-use falcon_lab::reproduce::language::{Language, LanguageRecord};
+use falcon_lab::reproduce::addition::{AdditionExperiment, AdditionRecord};
+use falcon_lab::reproduce::language::{LanguageExperiment, LanguageRecord};
 use falcon_lab::reproduce::{Experiment, ExperimentRecord, RESULTS_FILE};
 use falcon_lm::config::RunConfig;
 use falcon_lm::data::Detokenizer;
@@ -131,7 +131,7 @@ fn check_recorded<E: Experiment>() {
 
 #[test]
 fn recorded_results_are_what_is_shown() {
-    check_recorded::<Addition>();
+    check_recorded::<AdditionExperiment>();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let readme = fs::read_to_string(root.join("README.md")).unwrap();
     for scale in ["quick", "small"] {
@@ -140,7 +140,7 @@ fn recorded_results_are_what_is_shown() {
         let command = format!("falcon reproduce addition --from results/addition/{scale} --into README.md");
         assert_eq!(record.put_into(&readme).unwrap(), readme, "{command}");
     }
-    check_recorded::<Language>();
+    check_recorded::<LanguageExperiment>();
     let record = LanguageRecord::read(&root.join("results/lm/small")).unwrap();
     let command = "falcon reproduce lm --from results/lm/small --into README.md";
     assert_eq!(record.put_into(&readme).unwrap(), readme, "{command}");

@@ -150,6 +150,14 @@ impl MixerKind {
     pub(crate) fn each_column(&self) -> bool {
         matches!(self, Self::Rule(named) if named.rule.columns == Columns::Each)
     }
+
+    /// Its own window, alignment and read, which hold unless a preset or a configuration replaces them.
+    pub(crate) fn timing(&self) -> (usize, Align, Read) {
+        match self {
+            Self::Softmax => (1, Align::Same, Read::After),
+            Self::Rule(named) => (named.rule.window, named.rule.align, named.rule.read),
+        }
+    }
 }
 
 impl fmt::Display for MixerKind {
@@ -199,6 +207,31 @@ pub enum Mechanism {
     Softmax,
     /// A rule that writes to a memory of fixed size.
     Rule(Rule),
+}
+
+/// How many numbers a mechanism keeps of one sequence.
+pub(crate) struct StateSize {
+    /// In the memory matrices of all heads.
+    pub memory: usize,
+    /// Besides them: the last key and the pairs of an open window.
+    pub rest: usize,
+}
+
+impl Mechanism {
+    /// The size of the state in a layer; none if it grows with the sequence.
+    pub(crate) fn state_size(&self, config: &MixerConfig) -> Option<StateSize> {
+        match self {
+            Self::Softmax => None,
+            Self::Rule(rule) => {
+                let (keys, values) =
+                    (config.num_key_heads * config.head_dim, config.num_heads * config.head_v_dim);
+                Some(StateSize {
+                    memory: config.num_heads * config.head_dim * rule.state_columns(config.head_v_dim),
+                    rest: keys + rule.tail_capacity() * (keys + values),
+                })
+            }
+        }
+    }
 }
 
 /// Defaults of keys that configurations of earlier versions do not have.

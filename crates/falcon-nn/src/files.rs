@@ -11,7 +11,7 @@ use burn::tensor::Device;
 use falcon_base::{AtPath, files, nearest};
 use safetensors::tensor::TensorView;
 
-pub use self::arrays::{Metadata, NamedArrays, read_arrays, write_arrays};
+pub use self::arrays::{Metadata, NamedArrays, arrays_from_bytes, read_arrays, write_arrays};
 pub use self::shards::{INDEX_FILE, WEIGHTS_FILE, weight_files};
 use self::shards::{Shard, shards};
 pub use self::states::SavedState;

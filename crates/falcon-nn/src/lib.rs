@@ -66,8 +66,8 @@ mod sequences;
 pub use config::{ConfigError, Mechanism, MixerConfig, MixerKind, ModelConfig, NamedRule};
 pub use file_error::FileError;
 pub use files::{
-    CONFIG_FILE, INDEX_FILE, Metadata, NamedArrays, SavedState, WEIGHTS_FILE, read_arrays, tokenizer_fingerprint,
-    weight_files, write_arrays,
+    CONFIG_FILE, INDEX_FILE, Metadata, NamedArrays, SavedState, WEIGHTS_FILE, arrays_from_bytes, read_arrays,
+    tokenizer_fingerprint, weight_files, write_arrays,
 };
 pub use init::Init;
 pub use mixer::{Mixer, MixerState};

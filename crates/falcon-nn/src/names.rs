@@ -3,8 +3,7 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Gradients, Tensor, TensorData};
 
-use crate::config::Mechanism;
-use crate::config::{MixerConfig, ModelConfig};
+use crate::config::{MixerConfig, ModelConfig, StateSize};
 use crate::model::Model;
 use crate::options::{DecayGate, GainGate, OutputGate, OutputNorm};
 
@@ -244,22 +243,22 @@ impl MixerConfig {
         (2 * keys + 2 * values) * d + (2 * keys + values) * self.conv_size + gains + decays + norm + gate + skip
     }
 
-    /// Numbers in the memory matrices of a layer, for one sequence. Softmax attention has none of fixed size.
+    /// Numbers in the memory matrices of a layer, for one sequence; 0 for a mechanism whose state grows.
     pub fn memory_size(&self) -> usize {
-        match self.mechanism() {
-            Ok(Mechanism::Rule(rule)) => self.num_heads * self.head_dim * rule.state_columns(self.head_v_dim),
-            Ok(Mechanism::Softmax) | Err(_) => 0,
-        }
+        self.fixed_state().map_or(0, |size| size.memory)
     }
 
     /// All numbers that a layer keeps of one sequence: memory, last key, tails of the window and of the
-    /// convolutions. None for softmax attention, whose cache grows.
+    /// convolutions. None if they grow with the sequence, as the cache of softmax attention does.
     pub fn state_size(&self) -> Option<usize> {
-        let Ok(Mechanism::Rule(rule)) = self.mechanism() else { return None };
+        let StateSize { memory, rest } = self.fixed_state()?;
         let (keys, values) = (self.num_key_heads * self.head_dim, self.num_heads * self.head_v_dim);
-        let tail = rule.tail_capacity() * (keys + values);
         let conv = self.conv_size.saturating_sub(1) * (2 * keys + values);
-        Some(self.memory_size() + keys + tail + conv)
+        Some(memory + rest + conv)
+    }
+
+    fn fixed_state(&self) -> Option<StateSize> {
+        self.mechanism().ok()?.state_size(self)
     }
 }
 

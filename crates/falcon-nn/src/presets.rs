@@ -1,10 +1,8 @@
 //! The models of the paper and those it compares with, by name. A preset is data: the options of a mixer, and sizes.
 
 use falcon_base::nearest;
-use falcon_kernels::rule::{Align, Read};
 
-use crate::config::MixerKind;
-use crate::config::{ConfigError, MixerConfig, ModelConfig, WIDEST, between};
+use crate::config::{ConfigError, MixerConfig, MixerKind, ModelConfig, WIDEST, between};
 use crate::options::{Activation, DecayGate, FeatureMap, GainGate, MatrixInit, OutputGate, OutputNorm, QkNorm};
 
 /// Names of all presets.
@@ -124,11 +122,7 @@ impl MixerConfig {
         let wrong =
             |name, range: String, got: usize| Err(ConfigError::Number { name, range, got: got.to_string() });
         let base = |kind: MixerKind| {
-            // The rule's own options hold unless a preset replaces them below.
-            let (window, align, read) = match kind {
-                MixerKind::Softmax => (1, Align::Same, Read::After),
-                MixerKind::Rule(named) => (named.rule().window, named.rule().align, named.rule().read),
-            };
+            let (window, align, read) = kind.timing();
             Self {
                 mixer: kind,
                 num_heads: heads,

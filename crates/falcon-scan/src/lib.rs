@@ -25,7 +25,7 @@ pub use tensors::{Tensor, Tensors};
 pub use variant::names as variants;
 
 use number::Number;
-use plan::Plan;
+use plan::ScanPlan;
 use variant::Method;
 
 /// What a scan did.
@@ -67,7 +67,7 @@ pub struct ScanOutput {
 /// Runs the file in `bytes` on the current `rayon` pool. Never panics, whatever the bytes.
 pub fn run(bytes: &[u8], options: &Options) -> Result<ScanOutput, ScanError> {
     let file = ScanFile::parse(bytes)?;
-    let plan = Plan::new(&file, options)?;
+    let plan = ScanPlan::new(&file, options)?;
     let tensors = match options.dtype {
         Dtype::F32 => compute::<f32>(&file, &plan, options)?,
         Dtype::F64 => compute::<f64>(&file, &plan, options)?,
@@ -76,7 +76,7 @@ pub fn run(bytes: &[u8], options: &Options) -> Result<ScanOutput, ScanError> {
     Ok(ScanOutput { tensors, meta: file.meta.text, summary })
 }
 
-fn compute<F: Number>(file: &ScanFile<'_>, plan: &Plan, options: &Options) -> Result<Tensors, ScanError> {
+fn compute<F: Number>(file: &ScanFile<'_>, plan: &ScanPlan, options: &Options) -> Result<Tensors, ScanError> {
     match &plan.method {
         Method::Rule(rule) => rules::run::<F>(file, plan, rule, options),
         Method::Rls { align } => solvers::run_rls::<F>(file, plan, *align, options.grad),
@@ -84,7 +84,7 @@ fn compute<F: Number>(file: &ScanFile<'_>, plan: &Plan, options: &Options) -> Re
     }
 }
 
-fn summary(plan: &Plan, options: &Options) -> Summary {
+fn summary(plan: &ScanPlan, options: &Options) -> Summary {
     let (form, chunk) = match (&plan.method, options.form) {
         (Method::Rule(_), Form::Masked) => ("masked", None),
         (Method::Rule(_), Form::Chunked { chunk }) => ("chunked", Some(chunk)),

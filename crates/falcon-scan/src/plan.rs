@@ -12,7 +12,7 @@ use crate::options::Options;
 use crate::variant::{Method, Variant};
 
 /// A request whose shapes and options have been checked. The numbers of tensors are checked when they are read.
-pub(crate) struct Plan {
+pub(crate) struct ScanPlan {
     pub variant: Variant,
     pub method: Method,
     /// For a state-space model, `dim_k` is the number of channels and `dim_v` the width of an output.
@@ -38,7 +38,7 @@ struct Slot {
     required: bool,
 }
 
-impl Plan {
+impl ScanPlan {
     pub fn new(file: &ScanFile<'_>, options: &Options) -> Result<Self, ScanError> {
         let variant = Variant::find(file)?;
         let method = variant.method(file)?;

@@ -7,7 +7,7 @@ use crate::error::ScanError;
 use crate::file::ScanFile;
 use crate::number::Number;
 use crate::options::Options;
-use crate::plan::Plan;
+use crate::plan::ScanPlan;
 use crate::tensors::Tensors;
 
 /// The tensors of the inputs.
@@ -22,7 +22,7 @@ struct Tokens<F> {
 /// Runs `rule` over the tokens of the file.
 pub(crate) fn run<F: Number>(
     file: &ScanFile<'_>,
-    plan: &Plan,
+    plan: &ScanPlan,
     rule: &Rule,
     options: &Options,
 ) -> Result<Tensors, ScanError> {
@@ -66,7 +66,7 @@ pub(crate) fn run<F: Number>(
 fn put_grads<F: Number>(
     found: &mut Tensors,
     file: &ScanFile<'_>,
-    plan: &Plan,
+    plan: &ScanPlan,
     rule: &Rule,
     grads: Grads<F>,
 ) -> Result<(), ScanError> {
@@ -109,7 +109,7 @@ fn sum_over_tokens<F: Number>(grad: &[F], heads: usize) -> Vec<F> {
 }
 
 impl<F: Number> Tokens<F> {
-    fn read(file: &ScanFile<'_>, plan: &Plan) -> Result<Self, ScanError> {
+    fn read(file: &ScanFile<'_>, plan: &ScanPlan) -> Result<Self, ScanError> {
         let read = |name: &str| file.read::<F>(name);
         Ok(Self {
             q: read("in.q")?.unwrap_or_default(),
@@ -120,7 +120,7 @@ impl<F: Number> Tokens<F> {
         })
     }
 
-    fn inputs<'a>(&'a self, plan: &'a Plan, rule: &Rule) -> Result<Inputs<'a, F>, ScanError> {
+    fn inputs<'a>(&'a self, plan: &'a ScanPlan, rule: &Rule) -> Result<Inputs<'a, F>, ScanError> {
         let Sizes { tokens, heads, key_heads, dim_k, dim_v, .. } = plan.sizes;
         let per_token = |data: &'a Option<Vec<F>>, width: usize| {
             data.as_ref().map(|data| View::new(data, [tokens, heads, width])).transpose()
@@ -143,7 +143,7 @@ impl<F: Number> Tokens<F> {
 /// The incoming state. Parts that the file does not have are 0.
 fn read_state<F: Number>(
     file: &ScanFile<'_>,
-    plan: &Plan,
+    plan: &ScanPlan,
     rule: &Rule,
     sizes: &Sizes,
 ) -> Result<State<F>, ScanError> {
@@ -201,7 +201,12 @@ fn split_memory<F: Number>(rule: &Rule, dim_v: usize, memory: &[F]) -> (Vec<F>, 
     (s, z)
 }
 
-fn put_memory<F: Number>(found: &mut Tensors, plan: &Plan, rule: &Rule, memory: &[F]) -> Result<(), ScanError> {
+fn put_memory<F: Number>(
+    found: &mut Tensors,
+    plan: &ScanPlan,
+    rule: &Rule,
+    memory: &[F],
+) -> Result<(), ScanError> {
     let Sizes { heads, dim_k, dim_v, .. } = plan.sizes;
     let (s, z) = split_memory(rule, dim_v, memory);
     found.put("out.S".into(), plan.state_shape(&[heads, dim_k, dim_v]), s)?;
@@ -212,7 +217,7 @@ fn put_memory<F: Number>(found: &mut Tensors, plan: &Plan, rule: &Rule, memory: 
 }
 
 /// Adds the last keys, if any sequence has one, and the tails.
-fn put_continuation<F: Number>(found: &mut Tensors, plan: &Plan, after: &State<F>) -> Result<(), ScanError> {
+fn put_continuation<F: Number>(found: &mut Tensors, plan: &ScanPlan, after: &State<F>) -> Result<(), ScanError> {
     let Sizes { heads, key_heads, dim_k, dim_v, sequences, .. } = plan.sizes;
     if after.started.contains(&true) {
         found.put("out.k_last".into(), plan.state_shape(&[key_heads, dim_k]), after.last_key.clone())?;
@@ -238,7 +243,7 @@ fn put_continuation<F: Number>(found: &mut Tensors, plan: &Plan, after: &State<F
 }
 
 /// Describes an error of the kernels by the names of the file: its tensors, their axes, and the keys of `meta`.
-fn translate(error: Error, file: &ScanFile<'_>, plan: &Plan) -> ScanError {
+fn translate(error: Error, file: &ScanFile<'_>, plan: &ScanPlan) -> ScanError {
     match error {
         Error::Range { tensor, index, value, meaning, high, .. } => {
             let name = if tensor == "gain" { plan.variant.gain } else { plan.variant.decay };

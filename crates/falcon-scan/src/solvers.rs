@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use crate::error::ScanError;
 use crate::file::ScanFile;
 use crate::number::Number;
-use crate::plan::Plan;
+use crate::plan::ScanPlan;
 use crate::rules::grad_name;
 use crate::tensors::Tensors;
 
@@ -54,7 +54,7 @@ fn state<F: Number>(file: &ScanFile<'_>, name: &str, len: usize) -> Result<Vec<F
 }
 
 /// Every head of every sequence, in order.
-fn places(plan: &Plan) -> Vec<(usize, usize, std::ops::Range<usize>)> {
+fn places(plan: &ScanPlan) -> Vec<(usize, usize, std::ops::Range<usize>)> {
     let heads = plan.sizes.heads;
     let sequences = plan.offsets.windows(2).map(|w| w[0]..w[1]).enumerate();
     sequences.flat_map(|(sequence, tokens)| (0..heads).map(move |head| (sequence, head, tokens.clone()))).collect()
@@ -82,7 +82,7 @@ fn check_range<F: Number>(
 /// Runs recursive least squares.
 pub(crate) fn run_rls<F: Number>(
     file: &ScanFile<'_>,
-    plan: &Plan,
+    plan: &ScanPlan,
     align: Align,
     grad: bool,
 ) -> Result<Tensors, ScanError> {
@@ -177,7 +177,7 @@ pub(crate) fn run_rls<F: Number>(
 /// Runs a diagonal state-space model.
 pub(crate) fn run_ssm<F: Number>(
     file: &ScanFile<'_>,
-    plan: &Plan,
+    plan: &ScanPlan,
     order: ssm::Order,
     grad: bool,
 ) -> Result<Tensors, ScanError> {

@@ -1,6 +1,6 @@
 //! `falcon reproduce addition`.
 
-use falcon_lab::reproduce::addition::{Addition, SCALES, run as run_experiment};
+use falcon_lab::reproduce::addition::{AdditionExperiment, SCALES, run as run_experiment};
 use falcon_lm::train::Outcome;
 
 use super::observer::Terminal;
@@ -10,9 +10,9 @@ use crate::threads::use_threads;
 
 pub(super) fn run(args: &AdditionArgs) -> Result<Outcome, ReproduceError> {
     if let Some(folder) = &args.rows.from {
-        return remake::<Addition>(&args.rows, folder);
+        return remake::<AdditionExperiment>(&args.rows, folder);
     }
     use_threads(args.rows.threads.map(Into::into))?;
-    let options = args.rows.options::<Addition>(SCALES, Vec::new());
+    let options = args.rows.options::<AdditionExperiment>(SCALES, Vec::new());
     finish(&args.rows, &options.output, run_experiment(&options, &Terminal)?)
 }

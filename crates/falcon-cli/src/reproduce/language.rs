@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use clap::ValueEnum;
 use falcon_lab::reproduce::Search;
 use falcon_lab::reproduce::language::{
-    Language, LanguageOptions, Questionnaire, RowEstimate, RunEstimate, SCALES, estimate, run as run_experiment,
+    LanguageExperiment, LanguageOptions, Questionnaire, RowEstimate, RunEstimate, SCALES, estimate,
+    run as run_experiment,
 };
 use falcon_lab::tables::TextTable;
 use falcon_lm::machine;
@@ -22,7 +23,7 @@ use crate::threads::use_threads;
 
 pub(super) fn run(args: &LanguageArgs) -> Result<Outcome, ReproduceError> {
     if let Some(folder) = &args.rows.from {
-        return remake::<Language>(&args.rows, folder);
+        return remake::<LanguageExperiment>(&args.rows, folder);
     }
     use_threads(args.rows.threads.map(Into::into))?;
     let options = options(args);
@@ -33,7 +34,7 @@ pub(super) fn run(args: &LanguageArgs) -> Result<Outcome, ReproduceError> {
 }
 
 fn options(args: &LanguageArgs) -> LanguageOptions {
-    let experiment = args.rows.options::<Language>(SCALES, words(args));
+    let experiment = args.rows.options::<LanguageExperiment>(SCALES, words(args));
     // Only an estimate goes without texts, and it does not read them.
     let text = |path: &Option<_>| path.clone().unwrap_or_else(|| "none".into());
     LanguageOptions {

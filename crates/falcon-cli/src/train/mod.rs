@@ -48,7 +48,7 @@ pub enum TrainCommandError {
 
 /// Trains a model, and prints a summary.
 pub fn run(args: &TrainArgs) -> Result<Outcome, TrainCommandError> {
-    let Plan { mut config, tokenizer, folder, named } = plan(args)?;
+    let TrainPlan { mut config, tokenizer, folder, named } = plan(args)?;
     let footprint = Footprint::of(&config);
     if args.dry_run {
         let text = match args.json {
@@ -89,7 +89,7 @@ pub fn run(args: &TrainArgs) -> Result<Outcome, TrainCommandError> {
 }
 
 /// The run that the arguments ask for.
-struct Plan {
+struct TrainPlan {
     config: RunConfig,
     /// The tokenizer of the task.
     tokenizer: Tokenizer,
@@ -120,7 +120,7 @@ fn initial_model(config: &RunConfig, tokenizer: Option<&Tokenizer>, device: &Dev
 }
 
 /// Resolves the arguments on top of the configuration of the run in the folder, if there is one.
-fn plan(args: &TrainArgs) -> Result<Plan, TrainCommandError> {
+fn plan(args: &TrainArgs) -> Result<TrainPlan, TrainCommandError> {
     let mut layers = Vec::new();
     if let Some(path) = &args.config {
         layers.push(Layer::file(path)?);
@@ -141,7 +141,7 @@ fn plan(args: &TrainArgs) -> Result<Plan, TrainCommandError> {
             layers.push(Layer::of("train", "init_from", source.to_string_lossy().into_owned()));
         }
         let (config, tokenizer) = Draft::resumed(&folder, &layers)?.open()?;
-        return Ok(Plan { config, tokenizer, folder, named: true });
+        return Ok(TrainPlan { config, tokenizer, folder, named: true });
     }
     if let Some(source) = &args.init_from {
         let mut below = Pretrained::layer(source)?;
@@ -157,5 +157,5 @@ fn plan(args: &TrainArgs) -> Result<Plan, TrainCommandError> {
         draft = Draft::resumed(&folder, &layers)?;
     }
     let (config, tokenizer) = draft.open()?;
-    Ok(Plan { config, tokenizer, folder, named })
+    Ok(TrainPlan { config, tokenizer, folder, named })
 }

@@ -2,7 +2,7 @@
 
 /// How a question is put to a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum PromptFormat {
     /// `Question: …\nAnswer:`
     Question,
     /// The beginning of a sentence, which the choices complete.
@@ -39,7 +39,7 @@ pub struct Benchmark {
     pub name: &'static str,
     /// Its name in tables.
     pub title: &'static str,
-    pub(super) form: Form,
+    pub(super) form: PromptFormat,
     pub(super) splits: Splits,
     /// Whether tables show `acc_norm` instead of `acc`, as the paper's tables do.
     pub normalised: bool,
@@ -47,7 +47,7 @@ pub struct Benchmark {
 
 /// The benchmarks of the paper, in its order.
 pub const BENCHMARKS: &[Benchmark] = {
-    use {Form::*, Splits::*};
+    use {PromptFormat::*, Splits::*};
     &[
         benchmark("lambada_openai", "LAMBADA", LastWord, TestOnly, false),
         benchmark("piqa", "PIQA", Question, Validation, false),
@@ -64,7 +64,7 @@ pub const BENCHMARKS: &[Benchmark] = {
 const fn benchmark(
     name: &'static str,
     title: &'static str,
-    form: Form,
+    form: PromptFormat,
     splits: Splits,
     normalised: bool,
 ) -> Benchmark {
@@ -84,6 +84,6 @@ impl Benchmark {
 
     /// Whether the last word of a text is predicted, so that there is a perplexity.
     pub fn has_perplexity(&self) -> bool {
-        self.form == Form::LastWord
+        self.form == PromptFormat::LastWord
     }
 }

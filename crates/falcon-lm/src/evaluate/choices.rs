@@ -8,7 +8,7 @@ use falcon_base::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::benchmark::{Benchmark, Form};
+use super::benchmark::{Benchmark, PromptFormat};
 use super::likelihood::{Likelihood, Request};
 use super::questions::Questions;
 
@@ -80,7 +80,7 @@ impl Questions {
         for item in items {
             let answers;
             (answers, rest) = rest.split_at(item.ways());
-            if form == Form::LastWord {
+            if form == PromptFormat::LastWord {
                 right.push(f64::from(u8::from(answers[0].greedy)));
                 last_words.push(answers[0].log);
                 continue;
@@ -91,19 +91,19 @@ impl Questions {
             right.push(f64::from(u8::from(largest(&logs) == item.gold())));
             right_norm.push(f64::from(u8::from(largest(&by_character) == item.gold())));
         }
-        let perplexity = (form == Form::LastWord).then(|| {
+        let perplexity = (form == PromptFormat::LastWord).then(|| {
             let Estimate { mean, stderr } = Estimate::of(&last_words);
             Estimate { mean: (-mean).exp(), stderr: (-mean).exp() * stderr }
         });
         // All choices of a WinoGrande question are the same text.
-        let normalised = !matches!(form, Form::LastWord | Form::Contexts);
+        let normalised = !matches!(form, PromptFormat::LastWord | PromptFormat::Contexts);
         BenchmarkResult {
             name: self.benchmark.name.into(),
             shots,
             items: items.len(),
             fingerprint: self.fingerprint(requests),
             chance: match form {
-                Form::LastWord => 0.0,
+                PromptFormat::LastWord => 0.0,
                 _ => items.iter().map(|item| 1.0 / item.ways() as f64).sum::<f64>() / items.len() as f64,
             },
             acc: Estimate::of(&right),

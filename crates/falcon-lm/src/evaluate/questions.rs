@@ -14,7 +14,7 @@ use falcon_base::files::open_regular;
 use serde::Deserialize;
 use thiserror::Error;
 
-use super::benchmark::{Benchmark, Form, Splits};
+use super::benchmark::{Benchmark, PromptFormat, Splits};
 use super::likelihood::Request;
 use super::python_random::PythonRandom;
 use crate::data::{LineError, Lines, Tokenizer, TokenizerError, in_line};
@@ -136,25 +136,25 @@ struct Line {
 }
 
 impl Item {
-    fn new(form: Form, line: Line, number: u64) -> Result<Self, QuestionError> {
+    fn new(form: PromptFormat, line: Line, number: u64) -> Result<Self, QuestionError> {
         fn need<T>(value: Option<T>, name: &'static str) -> Result<T, QuestionError> {
             value.ok_or(QuestionError::Missing(name))
         }
         let Line { question, support, context, contexts, choices, continuation, target, gold, split: _ } = line;
         let (contexts, choices, gold) = match form {
-            Form::Contexts => {
+            PromptFormat::Contexts => {
                 (need(contexts, "contexts")?, vec![need(continuation, "continuation")?], need(gold, "gold")?)
             }
-            Form::LastWord => (vec![need(context, "context")?], vec![need(target, "target")?], 0),
+            PromptFormat::LastWord => (vec![need(context, "context")?], vec![need(target, "target")?], 0),
             _ => {
                 let context = match form {
-                    Form::Question => {
+                    PromptFormat::Question => {
                         // SciQ has a passage that contains the answer, if the file has it.
                         let passage = support.map_or(String::new(), |text| format!("{}\n", text.trim_start()));
                         format!("{passage}Question: {}\nAnswer:", need(question, "question")?)
                     }
-                    Form::Stem => need(question, "question")?,
-                    Form::Situation => {
+                    PromptFormat::Stem => need(question, "question")?,
+                    PromptFormat::Situation => {
                         format!("Q: {} {}\nA:", need(context, "context")?, need(question, "question")?)
                     }
                     _ => need(context, "context")?,
@@ -167,7 +167,7 @@ impl Item {
         if gold >= ways {
             return Err(QuestionError::Gold { gold, choices: ways });
         }
-        if ways == 1 && form != Form::LastWord {
+        if ways == 1 && form != PromptFormat::LastWord {
             return Err(QuestionError::OneChoice);
         }
         if let Some(empty) = item.choices.iter().position(|choice| choice.trim().is_empty()) {
@@ -213,9 +213,9 @@ impl Item {
     }
 
     /// The question with its answer, as an example for another question.
-    fn example(&self, form: Form) -> String {
+    fn example(&self, form: PromptFormat) -> String {
         // For LAMBADA, the harness has a space in the answer and puts another before it.
-        let space = if form == Form::LastWord { "  " } else { " " };
+        let space = if form == PromptFormat::LastWord { "  " } else { " " };
         format!("{}{space}{}\n\n", self.context(self.gold), self.choice(self.gold))
     }
 }

@@ -19,7 +19,8 @@ use burn::tensor::Device;
 use falcon_base::files::{ASIDE, read_file, write_file};
 use falcon_base::{AtPath, PathError, hex};
 use falcon_nn::{
-    CONFIG_FILE, FileError, Model, NamedArrays, WEIGHTS_FILE, read_arrays, tokenizer_fingerprint, write_arrays,
+    CONFIG_FILE, FileError, Model, NamedArrays, WEIGHTS_FILE, arrays_from_bytes, tokenizer_fingerprint,
+    write_arrays,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -41,7 +42,7 @@ const FORMAT: u32 = 1;
 
 /// The progress of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Progress {
+pub struct RunProgress {
     /// Version of the checkpoint format. Falcon 0.1 did not write it; its checkpoints are version 1.
     #[serde(default = "first_format")]
     pub format: u32,
@@ -66,7 +67,7 @@ fn first_format() -> u32 {
     1
 }
 
-impl Default for Progress {
+impl Default for RunProgress {
     /// The progress of a run before its first step.
     fn default() -> Self {
         let (best, recent_loss, task, config, tokenizer) = Default::default();
@@ -91,7 +92,7 @@ pub struct Checkpoint {
     /// The optimizer with its moments.
     pub optimizer: AdamW,
     /// The progress of the run.
-    pub progress: Progress,
+    pub progress: RunProgress,
 }
 
 /// Why a checkpoint cannot be read or written.
@@ -135,7 +136,7 @@ impl Checkpoint {
         folder: &Path,
         model: &Model,
         optimizer: &AdamW,
-        progress: &Progress,
+        progress: &RunProgress,
     ) -> Result<(), CheckpointError> {
         let parent = folder.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(parent).at(parent)?;
@@ -167,11 +168,10 @@ impl Checkpoint {
 
     /// Reads a checkpoint, and verifies the checksums of all its files.
     pub fn load(folder: &Path, config: AdamWConfig, device: &Device) -> Result<Self, CheckpointError> {
-        verify(folder, [OPTIMIZER_FILE, PROGRESS_FILE])?;
+        let sums = ListedSums::read(folder)?;
         let (model, _) = load_model(folder, device)?;
-        let path = folder.join(PROGRESS_FILE);
-        let json = fs::read(&path).at(&path)?;
-        let progress: Progress = serde_json::from_slice(&json).map_err(|error| CheckpointError::Content {
+        let (path, json) = sums.read_checked(PROGRESS_FILE)?;
+        let progress: RunProgress = serde_json::from_slice(&json).map_err(|error| CheckpointError::Content {
             path,
             what: format!("not the progress of a run: {error}"),
         })?;
@@ -183,9 +183,9 @@ impl Checkpoint {
             );
             return Err(CheckpointError::Content { path: folder.join(PROGRESS_FILE), what });
         }
-        let path = folder.join(OPTIMIZER_FILE);
-        let moments =
-            moments(&model, read_arrays(&path)?).map_err(|what| CheckpointError::Content { path, what })?;
+        let (path, bytes) = sums.read_checked(OPTIMIZER_FILE)?;
+        let moments = moments(&model, arrays_from_bytes(&bytes, &path)?)
+            .map_err(|what| CheckpointError::Content { path, what })?;
         let optimizer = AdamW::resumed(config, progress.step, moments);
         Ok(Self { model, optimizer, progress })
     }
@@ -193,7 +193,7 @@ impl Checkpoint {
 
 /// The step of the best validation that a checkpoint knows of.
 pub(super) fn best_step(folder: &Path) -> Option<u64> {
-    let progress: Progress = serde_json::from_slice(&fs::read(folder.join(PROGRESS_FILE)).ok()?).ok()?;
+    let progress: RunProgress = serde_json::from_slice(&fs::read(folder.join(PROGRESS_FILE)).ok()?).ok()?;
     Some(progress.best?.step)
 }
 
@@ -233,12 +233,6 @@ fn moments(model: &Model, mut arrays: NamedArrays) -> Result<Vec<Moments>, Strin
     }
 }
 
-/// Compares files of a checkpoint with the checksums that were written with it.
-fn verify<const N: usize>(folder: &Path, files: [&'static str; N]) -> Result<(), CheckpointError> {
-    let sums = ListedSums::read(folder)?;
-    files.into_iter().try_for_each(|file| sums.check(file, &sum(&folder.join(file))?))
-}
-
 /// The checksums in a checkpoint.
 struct ListedSums {
     path: PathBuf,
@@ -250,6 +244,14 @@ impl ListedSums {
         let path = folder.join(SUMS_FILE);
         let text = fs::read_to_string(&path).at(&path)?;
         Ok(Self { path, text })
+    }
+
+    /// Reads a file of the checkpoint once, and compares it with its checksum.
+    fn read_checked(&self, file: &'static str) -> Result<(PathBuf, Vec<u8>), CheckpointError> {
+        let path = self.path.with_file_name(file);
+        let bytes = fs::read(&path).at(&path)?;
+        self.check(file, &hex(&Sha256::digest(&bytes)))?;
+        Ok((path, bytes))
     }
 
     /// Compares the checksum of a file with the one listed.
@@ -382,7 +384,7 @@ mod tests {
         let model = ModelConfig::preset("retnet", "micro", 12).unwrap().init(0, &Device::flex()).unwrap();
         let said = |file: &str, bytes: &[u8]| {
             let optimizer = AdamW::new(AdamWConfig::default());
-            Checkpoint::save(&path, &model, &optimizer, &Progress::default()).unwrap();
+            Checkpoint::save(&path, &model, &optimizer, &RunProgress::default()).unwrap();
             fs::write(path.join(file), bytes).unwrap();
             let sums = FILES.map(|name| format!("{}  {name}\n", sum(&path.join(name)).unwrap())).concat();
             fs::write(path.join(SUMS_FILE), sums).unwrap();
@@ -393,14 +395,14 @@ mod tests {
         };
         let progress = said(PROGRESS_FILE, b"{\"step\": 1}");
         assert!(progress.contains(PROGRESS_FILE) && progress.contains("not the progress of a run"), "{progress}");
-        let mut later = serde_json::to_value(Progress::default()).unwrap();
+        let mut later = serde_json::to_value(RunProgress::default()).unwrap();
         later["format"] = (FORMAT + 1).into();
         let later = said(PROGRESS_FILE, later.to_string().as_bytes());
         assert!(later.contains("has format version 2, and this program reads versions up to 1"), "{later}");
         // Falcon 0.1 did not write the version.
-        let mut first = serde_json::to_value(Progress::default()).unwrap();
+        let mut first = serde_json::to_value(RunProgress::default()).unwrap();
         first.as_object_mut().unwrap().remove("format");
-        assert_eq!(serde_json::from_value::<Progress>(first).unwrap(), Progress::default());
+        assert_eq!(serde_json::from_value::<RunProgress>(first).unwrap(), RunProgress::default());
         let of_parameter = |name: &str, shape: Vec<usize>| {
             let file = folder.path().join("a.safetensors");
             let numbers = vec![0.0; shape.iter().product()];

@@ -10,7 +10,7 @@ mod step;
 mod trainer;
 
 pub use checkpoint::sum;
-pub use checkpoint::{Best, Checkpoint, CheckpointError, Progress};
+pub use checkpoint::{Best, Checkpoint, CheckpointError, RunProgress};
 pub(crate) use checkpoint::{load_model, tokenizer_fingerprints};
 pub(crate) use folder::best_checkpoint;
 pub use folder::{Change, Changes, FolderError, RunFolder, checkpoint_steps};

@@ -9,7 +9,7 @@ use burn::tensor::Device;
 use falcon_nn::Model;
 use thiserror::Error;
 
-use super::checkpoint::{Best, Checkpoint, CheckpointError, Progress};
+use super::checkpoint::{Best, Checkpoint, CheckpointError, RunProgress};
 use super::folder::{Change, Changes, FolderError, RunFolder};
 use super::health::{Fault, diagnose, looks};
 use super::metrics::{
@@ -134,7 +134,7 @@ pub struct Trainer {
     device: Device,
     model: Model,
     optimizer: AdamW,
-    progress: Progress,
+    progress: RunProgress,
     task: Box<dyn Task>,
     splits: Vec<Split>,
     log: MetricsLog,
@@ -192,13 +192,13 @@ impl Trainer {
             None => Checkpoint {
                 model: fresh.map_or_else(|| initial(&*task), Ok)?,
                 optimizer: AdamW::new(config.train.optimizer),
-                progress: Progress { task: task.state(), ..Progress::default() },
+                progress: RunProgress { task: task.state(), ..RunProgress::default() },
             },
         };
-        let progress = Progress { config: Some(config.with_absolute_paths().to_toml()), ..progress };
+        let progress = RunProgress { config: Some(config.with_absolute_paths().to_toml()), ..progress };
         task.restore(progress.task.clone())?;
         let tokenizer = task.tokenizer().map(Tokenizer::vocabulary_fingerprint);
-        let progress = Progress { tokenizer, ..progress };
+        let progress = RunProgress { tokenizer, ..progress };
         if let Some(tokenizer) = task.tokenizer() {
             // The run keeps a copy of its tokenizer. `restore` has checked that it is the same one.
             tokenizer.save(&folder.path().join(TOKENIZER_FILE)).map_err(TaskError::Tokenizer)?;

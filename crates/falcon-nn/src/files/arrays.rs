@@ -18,8 +18,12 @@ pub type Metadata = BTreeMap<String, String>;
 
 /// Reads a safetensors file. 16-bit floats are converted; non-finite numbers are refused.
 pub fn read_arrays(path: &Path) -> Result<NamedArrays, FileError> {
-    let bytes = files::read_file(path, u64::MAX)?;
-    all(&open(&bytes, path)?, path)
+    arrays_from_bytes(&files::read_file(path, u64::MAX)?, path)
+}
+
+/// [`read_arrays`] for a file whose contents have been read already; `path` is for error messages.
+pub fn arrays_from_bytes(bytes: &[u8], path: &Path) -> Result<NamedArrays, FileError> {
+    all(&open(bytes, path)?, path)
 }
 
 /// Writes a safetensors file atomically.

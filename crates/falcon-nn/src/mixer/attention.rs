@@ -2,9 +2,13 @@
 
 use burn::tensor::{Bool, Int, Tensor, activation};
 
+use super::arrays::{Arrays, StateArrays};
+use super::owner::Owner;
 use crate::context::Context;
+use crate::file_error::FileError;
 use crate::ops::Engine;
 use crate::ops::attention::{SCORES, attention};
+use crate::ops::tensor::numbers;
 
 /// Cached keys and values: one part for the whole batch if its sequences have always advanced together, otherwise one
 /// part for each sequence.
@@ -24,15 +28,20 @@ struct Past {
 }
 
 /// New tokens are appended to the last block while it has fewer tokens than this.
-const RECENT: usize = 128;
+const SMALL_BLOCK: usize = 128;
 /// Blocks are not joined if the result would have more tokens than this.
-const LARGEST: usize = 4096;
+const LARGEST_BLOCK: usize = 4096;
+
+/// The names under which a part of a cache is saved.
+fn array_names(part: usize) -> [String; 2] {
+    ["keys", "values"].map(|what| format!("cache.{part}.{what}"))
+}
 
 fn time((k, _): &Pair) -> usize {
     k.dims()[2]
 }
 
-fn beside((k, v): Pair, (k_next, v_next): Pair) -> Pair {
+fn concatenated((k, v): Pair, (k_next, v_next): Pair) -> Pair {
     (Tensor::cat(vec![k, k_next], 2), Tensor::cat(vec![v, v_next], 2))
 }
 
@@ -42,27 +51,27 @@ impl Past {
     }
 
     fn whole(&self) -> Pair {
-        self.blocks.iter().cloned().reduce(beside).expect("there is always one block")
+        self.blocks.iter().cloned().reduce(concatenated).expect("there is always one block")
     }
 
     fn push(&mut self, next: Pair) {
         match self.blocks.pop() {
             // A sequence without tokens so far.
             Some(last) if time(&last) == 0 => self.blocks.push(next),
-            Some(last) if time(&last) < RECENT && time(&last) + time(&next) <= LARGEST => {
-                self.blocks.push(beside(last, next));
+            Some(last) if time(&last) < SMALL_BLOCK && time(&last) + time(&next) <= LARGEST_BLOCK => {
+                self.blocks.push(concatenated(last, next));
             }
             last => self.blocks.extend(last.into_iter().chain([next])),
         }
         // Full blocks are merged in pairs, like carries in a binary counter, so that merging copies each token only a
         // few times, however long the sequence grows.
         while let [.., before, last] = &self.blocks[..] {
-            if time(last) < RECENT || time(before) > time(last) || time(before) + time(last) > LARGEST {
+            if time(last) < SMALL_BLOCK || time(before) > time(last) || time(before) + time(last) > LARGEST_BLOCK {
                 break;
             }
             let last = self.blocks.pop().expect("there are two");
             let before = self.blocks.pop().expect("there are two");
-            self.blocks.push(beside(before, last));
+            self.blocks.push(concatenated(before, last));
         }
     }
 }
@@ -94,8 +103,7 @@ impl Cache {
         Self { parts }
     }
 
-    /// Concatenates the sequences of several caches, each given with its number of sequences. Each cache comes with
-    /// its number of sequences.
+    /// Concatenates the sequences of several caches, each given with its number of sequences.
     pub fn join(caches: Vec<(Self, usize)>) -> Self {
         let Some(any) = caches.iter().find_map(|(cache, _)| cache.parts.first()).cloned() else {
             return Self::default();
@@ -111,6 +119,35 @@ impl Cache {
             cache.parts
         });
         Self { parts: separate.collect() }
+    }
+
+    /// All that has to be saved.
+    pub fn arrays(&self) -> StateArrays {
+        let named = |(part, (k, v)): (usize, Pair)| {
+            array_names(part).into_iter().zip([k, v].map(|x| (x.dims().to_vec(), numbers(&x))))
+        };
+        self.parts().into_iter().enumerate().flat_map(named).collect()
+    }
+
+    /// The inverse of [`Cache::arrays`], for sequences that have read `positions` tokens.
+    pub fn restore(owner: &Owner<'_>, positions: &[usize], arrays: &mut Arrays) -> Result<Self, FileError> {
+        let (sequences, config) = (positions.len(), owner.config);
+        let count = (0..sequences).take_while(|part| arrays.shape(&array_names(*part)[0]).is_some()).count();
+        // One part for all sequences, one for each, or none if all are fresh.
+        let together = count == 1 && positions.iter().all(|position| *position == positions[0]);
+        let fresh = count == 0 && positions.iter().all(|position| *position == 0);
+        if count < sequences && !together && !fresh {
+            return Err(arrays.refuse("cache", format!("{count} parts for {sequences} sequences")));
+        }
+        let batch = if together { sequences } else { 1 };
+        let mut parts = Vec::new();
+        for (part, time) in positions.iter().enumerate().take(count) {
+            let [keys, values] = array_names(part);
+            let k = arrays.tensor(&keys, [batch, config.num_heads, *time, config.head_dim], &owner.device)?;
+            let v = arrays.tensor(&values, [batch, config.num_heads, *time, config.head_v_dim], &owner.device)?;
+            parts.push((k, v));
+        }
+        Ok(Self::from_parts(parts))
     }
 
     /// Splits a common part into one for each sequence.
@@ -223,7 +260,7 @@ mod tests {
     use crate::sequences::Sequences;
 
     /// The largest difference between a sequence that is read at once and the same in pieces of the given lengths.
-    fn apart(engine: Engine, heads: usize, pieces: &[usize]) -> (f32, Cache) {
+    fn difference(engine: Engine, heads: usize, pieces: &[usize]) -> (f32, Cache) {
         let device = Device::flex();
         let total = pieces.iter().sum();
         let [q, k, v] = [(); 3].map(|()| Tensor::<3>::random([total, heads, 8], Distribution::Default, &device));
@@ -254,12 +291,13 @@ mod tests {
 
     #[test]
     fn blocks_do_not_change_the_outputs() {
-        let single = vec![1; 5 * RECENT / 2];
-        let mixed = [[3, 1, RECENT, 1, 1, RECENT - 1, 2 * RECENT + 5, 7].as_slice(), &[1; 40]].concat();
+        let single = vec![1; 5 * SMALL_BLOCK / 2];
+        let mixed =
+            [[3, 1, SMALL_BLOCK, 1, 1, SMALL_BLOCK - 1, 2 * SMALL_BLOCK + 5, 7].as_slice(), &[1; 40]].concat();
         for engine in [Engine::Kernels, Engine::Tensors] {
             for pieces in [&single, &mixed] {
-                let (apart, cache) = apart(engine, 2, pieces);
-                assert!(apart < 1e-5, "{engine:?}: {apart}");
+                let (difference, cache) = difference(engine, 2, pieces);
+                assert!(difference < 1e-5, "{engine:?}: {difference}");
                 let total: usize = pieces.iter().sum();
                 assert!(cache.parts[0].blocks.len() > 1, "else nothing was tested");
                 assert_eq!(cache.numbers(), 2 * total * 2 * 8);
@@ -273,12 +311,12 @@ mod tests {
     fn blocks_are_few() {
         let mut past = Past { blocks: Vec::new() };
         let device = Device::flex();
-        for _ in 0..3 * LARGEST {
+        for _ in 0..3 * LARGEST_BLOCK {
             let one = Tensor::zeros([1, 1, 1, 1], &device);
             past.push((one.clone(), one));
             assert!(past.blocks.len() <= 3 + 6, "{}", past.blocks.len());
         }
-        assert!(past.blocks.iter().map(time).eq([LARGEST, LARGEST, LARGEST]));
+        assert!(past.blocks.iter().map(time).eq([LARGEST_BLOCK, LARGEST_BLOCK, LARGEST_BLOCK]));
     }
 
     /// A piece with more scores than are held at once.
@@ -287,7 +325,7 @@ mod tests {
         let heads = 4;
         let pieces = [2000, 2500];
         assert!(heads * pieces[1] * 4500 > 2 * SCORES, "else nothing was tested");
-        let (apart, _) = apart(Engine::Kernels, heads, &pieces);
-        assert!(apart < 1e-5, "{apart}");
+        let (difference, _) = difference(Engine::Kernels, heads, &pieces);
+        assert!(difference < 1e-5, "{difference}");
     }
 }

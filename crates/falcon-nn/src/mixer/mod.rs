@@ -1,33 +1,34 @@
 //! The token mixer: projections, convolution, features, gates, mechanism, output. One for all models; softmax attention
 //! replaces the rule and nothing else.
 
+mod arrays;
 mod attention;
 mod feature;
 mod gate;
+mod memory;
 mod output;
+mod owner;
 mod project;
+mod rule;
 mod state;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
-use self::attention::attend;
+pub(crate) use self::arrays::Arrays;
 use self::feature::Feature;
-use self::gate::{Gate, Gates};
+use self::gate::Gate;
+use self::memory::MechanismInputs;
 use self::output::Output;
+pub(crate) use self::owner::Owner;
 use self::project::Project;
 pub use self::state::MixerState;
-pub(crate) use self::state::{Arrays, Owner};
-use self::state::{Memory, OTHER_MIXER};
-use crate::config::Mechanism;
-use crate::config::{ConfigError, MixerConfig, WIDEST, between};
+use crate::config::{ConfigError, Mechanism, MixerConfig, WIDEST, between};
 use crate::context::Context;
 use crate::init::Init;
 use crate::layers::RmsNorm;
 use crate::ops::Engine;
 use crate::ops::project::project;
-use crate::ops::rule::rule;
-use crate::ops::tensor::RuleInputs;
 use crate::probe::Probe;
 use crate::rotary::Rotary;
 use crate::sequences::Sequences;
@@ -159,21 +160,8 @@ impl Mixer {
         for (name, tensor) in [("attn.q", &q), ("attn.k", &k), ("attn.v", &v)] {
             context.probe.show(name, tensor);
         }
-        let (read, memory) = match (&self.mechanism, memory) {
-            (Mechanism::Rule(applied), Memory::Rule(memory)) => {
-                let gates = self.gate.forward(applied, logits, &x.device(), context);
-                self.gate.show(applied, &gates, context.probe);
-                let Gates { gain, decay } = gates;
-                let inputs = RuleInputs { q, k, v: v.clone(), gain, decay };
-                let (read, memory) = rule(applied, inputs, context.sequences, memory);
-                (read, Memory::Rule(memory))
-            }
-            (Mechanism::Softmax, Memory::Cache(cache)) => {
-                let (read, cache) = attend(q, k, v.clone(), cache, context);
-                (read, Memory::Cache(cache))
-            }
-            _ => panic!("{OTHER_MIXER}"),
-        };
+        let inputs = MechanismInputs { q, k, v: v.clone(), gate: &self.gate, logits };
+        let (read, memory) = memory.advance(&self.mechanism, inputs, context);
         context.probe.show("attn.read", &read);
         for (position, length) in positions.iter_mut().zip(context.sequences.lengths()) {
             *position += length;

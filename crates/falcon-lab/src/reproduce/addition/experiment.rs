@@ -7,10 +7,10 @@ use crate::reproduce::record::ExperimentRecord;
 
 /// The addition experiment.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Addition;
+pub struct AdditionExperiment;
 
 /// The record of an addition experiment.
-pub type AdditionRecord = ExperimentRecord<Addition>;
+pub type AdditionRecord = ExperimentRecord<AdditionExperiment>;
 
 /// What all rows have in common.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -11,7 +11,7 @@ mod run;
 mod scales;
 mod tables;
 
-pub use experiment::{Addition, AdditionMeasured, AdditionRecord, AdditionSettings, AdditionTraining};
+pub use experiment::{AdditionExperiment, AdditionMeasured, AdditionRecord, AdditionSettings, AdditionTraining};
 pub use measure::WidthResult;
 pub use run::run;
 pub use scales::{SCALES, config};

@@ -4,7 +4,9 @@ use falcon_lm::config::RunConfig;
 use falcon_lm::machine;
 use falcon_lm::tasks::TaskConfig;
 
-use super::experiment::{Addition, AdditionMeasured, AdditionRecord, AdditionSettings, AdditionTraining};
+use super::experiment::{
+    AdditionExperiment, AdditionMeasured, AdditionRecord, AdditionSettings, AdditionTraining,
+};
 use super::measure::{evaluate_widths, exact_validation};
 use super::scales::config;
 use crate::reproduce::earlier::EarlierRecords;
@@ -17,12 +19,15 @@ use crate::reproduce::runner::{Ended, run_and_record};
 
 /// Trains and evaluates all rows, except those that earlier records have, and writes the record with its tables and
 /// pictures.
-pub fn run(options: &ExperimentOptions, observer: &dyn Observer) -> Result<Ended<Addition>, ExperimentError> {
+pub fn run(
+    options: &ExperimentOptions,
+    observer: &dyn Observer,
+) -> Result<Ended<AdditionExperiment>, ExperimentError> {
     let scale = options.scale;
     let samples = scale.samples.expect("every scale of addition has a number of samples");
     let config = Box::new(|row: &_, seed, more: &_| config(scale, row, seed, more));
     let plan = ExperimentPlan::new(families(options)?, options, None, config)?;
-    let earlier = EarlierRecords::<Addition>::read(options, &plan)?;
+    let earlier = EarlierRecords::<AdditionExperiment>::read(options, &plan)?;
     let runs = plan.runs;
     let first = &runs[0].config;
     let data = DataHash::of(&first.task, &mut ())?;

@@ -4,7 +4,9 @@ use std::ops::RangeInclusive;
 
 use falcon_lm::tasks::addition::one_digit_tests;
 
-use super::experiment::{Addition, AdditionMeasured, AdditionRecord, AdditionSettings, AdditionTraining};
+use super::experiment::{
+    AdditionExperiment, AdditionMeasured, AdditionRecord, AdditionSettings, AdditionTraining,
+};
 use super::measure::WidthResult;
 use super::paper::{PAPER, PaperAddition};
 use crate::pictures::{
@@ -23,7 +25,7 @@ const DIGITS_FILE: &str = "digits.svg";
 /// A result of a width.
 type Value = fn(&WidthResult) -> f64;
 
-impl Experiment for Addition {
+impl Experiment for AdditionExperiment {
     const NAME: &'static str = "addition";
     type Settings = AdditionSettings;
     type Training = AdditionTraining;
@@ -48,7 +50,7 @@ impl Experiment for Addition {
 
 impl AdditionRecord {
     /// A fraction over the seeds that have it, in percent.
-    fn percent(&self, name: &str, value: impl Fn(&RowResult<Addition>) -> Option<f64>) -> String {
+    fn percent(&self, name: &str, value: impl Fn(&RowResult<AdditionExperiment>) -> Option<f64>) -> String {
         let values: Vec<f64> = self.seeds_of(name).into_iter().filter_map(value).collect();
         if values.is_empty() { MISSING.into() } else { Spread::of(&values).percent() }
     }
@@ -209,7 +211,7 @@ fn span(range: &RangeInclusive<usize>) -> String {
 }
 
 /// The mean over the widths of a row; none if it has none of them.
-fn mean_over(row: &RowResult<Addition>, range: &RangeInclusive<usize>, value: Value) -> Option<f64> {
+fn mean_over(row: &RowResult<AdditionExperiment>, range: &RangeInclusive<usize>, value: Value) -> Option<f64> {
     let widths = row.measured.widths.iter().filter(|width| range.contains(&width.width));
     widths.clone().next().map(|_| mean(widths.map(value)))
 }

@@ -7,10 +7,10 @@ use crate::reproduce::record::ExperimentRecord;
 
 /// The language model experiment.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Language;
+pub struct LanguageExperiment;
 
 /// The record of a language model experiment.
-pub type LanguageRecord = ExperimentRecord<Language>;
+pub type LanguageRecord = ExperimentRecord<LanguageExperiment>;
 
 /// What all rows have in common: nothing beyond what all experiments have.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -14,6 +14,6 @@ mod tables;
 mod tokenizer;
 
 pub use estimate::{RowEstimate, RunEstimate, estimate_run};
-pub use experiment::{Language, LanguageMeasured, LanguageRecord, LanguageSettings, LanguageTraining};
+pub use experiment::{LanguageExperiment, LanguageMeasured, LanguageRecord, LanguageSettings, LanguageTraining};
 pub use run::{LanguageOptions, Questionnaire, estimate, run};
 pub use scales::{Corpus, SCALES, config};

@@ -11,7 +11,7 @@ use falcon_lm::tasks::{TaskConfig, TaskError};
 use falcon_lm::train::Outcome;
 
 use super::estimate::{RowEstimate, estimate_run};
-use super::experiment::{Language, LanguageRecord, LanguageSettings};
+use super::experiment::{LanguageExperiment, LanguageRecord, LanguageSettings};
 use super::measure::{evaluate_run, exam};
 use super::scales::{Corpus, config};
 use super::tokenizer::train_tokenizer;
@@ -68,7 +68,10 @@ fn plan<'a>(options: &'a LanguageOptions, tokenizer: &str) -> Result<ExperimentP
 
 /// Trains and evaluates all rows, except those that earlier records have, and writes the record with its tables and
 /// pictures.
-pub fn run(options: &LanguageOptions, observer: &dyn Observer) -> Result<Ended<Language>, ExperimentError> {
+pub fn run(
+    options: &LanguageOptions,
+    observer: &dyn Observer,
+) -> Result<Ended<LanguageExperiment>, ExperimentError> {
     let experiment = &options.experiment;
     let (scale, output) = (experiment.scale, &experiment.output);
     // Everything is checked before the first run starts. Until a tokenizer is trained, bytes take its place.
@@ -80,7 +83,7 @@ pub fn run(options: &LanguageOptions, observer: &dyn Observer) -> Result<Ended<L
     }
     exam.check()?;
     check_not_trained_on(options)?;
-    let earlier = EarlierRecords::<Language>::read(experiment, &all)?;
+    let earlier = EarlierRecords::<LanguageExperiment>::read(experiment, &all)?;
     if options.tokenizer.is_none() {
         let mut monitor = observer.preparing("tokenizer");
         monitor.stage("training it on the training text");
@@ -108,7 +111,7 @@ pub fn run(options: &LanguageOptions, observer: &dyn Observer) -> Result<Ended<L
     let found = run_search(&all, &earlier, &fingerprint, experiment, observer, keep_search)?;
     let Some(SearchOutcome { runs, search, failed }) = found else { return Ok(Ended::interrupted()) };
     let mut asked = None;
-    let taken = earlier.take(&runs, &fingerprint, observer, |_, mut row: RowResult<Language>| {
+    let taken = earlier.take(&runs, &fingerprint, observer, |_, mut row: RowResult<LanguageExperiment>| {
         if asked.is_none() {
             asked = Some(exam.asked(&open_tokenizer(first)?, &mut *observer.preparing("evaluation texts"))?);
         }

@@ -6,7 +6,9 @@ use std::path::Path;
 use falcon_lm::evaluate::{BENCHMARKS, BenchmarkResult, TextResult};
 use falcon_lm::scores::TextScore;
 
-use super::experiment::{Language, LanguageMeasured, LanguageRecord, LanguageSettings, LanguageTraining};
+use super::experiment::{
+    LanguageExperiment, LanguageMeasured, LanguageRecord, LanguageSettings, LanguageTraining,
+};
 use super::paper::{BENCHMARK_ORDER, PAPER, PaperLanguage};
 use crate::format::thousands;
 use crate::pictures::{Fit, NamedLine, fitted_chart};
@@ -21,7 +23,7 @@ use crate::tables::{table_head, table_line};
 const TABLE_FILE: &str = "table.md";
 const CURVES_FILE: &str = "curves.svg";
 
-impl Experiment for Language {
+impl Experiment for LanguageExperiment {
     const NAME: &'static str = "lm";
     type Settings = LanguageSettings;
     type Training = LanguageTraining;
@@ -75,7 +77,7 @@ impl LanguageRecord {
     }
 
     /// The result of a row on LAMBADA, with the fewest examples that were used.
-    fn lambada<'a>(&self, row: &'a RowResult<Language>) -> Option<&'a BenchmarkResult> {
+    fn lambada<'a>(&self, row: &'a RowResult<LanguageExperiment>) -> Option<&'a BenchmarkResult> {
         find(row, "lambada_openai", *self.shots().first()?)
     }
 
@@ -109,7 +111,7 @@ impl LanguageRecord {
             })
         }));
         if self.rows.iter().all(|row| self.lambada(row).is_some()) {
-            let found = |row: &RowResult<Language>| self.lambada(row).expect("all rows have it").clone();
+            let found = |row: &RowResult<LanguageExperiment>| self.lambada(row).expect("all rows have it").clone();
             columns.push(Column::new(false, "LAMBADA", move |name| {
                 large(self.spread(name, |row| found(row).perplexity.map_or(f64::NAN, |p| p.mean)))
             }));
@@ -145,14 +147,15 @@ impl LanguageRecord {
         }));
         titles.extend(["average", "paper: average"].map(String::from));
         table_head(&mut out, &titles);
-        let shown =
-            |row: &RowResult<Language>, task: &str| find(row, task, shots).map_or(f64::NAN, |b| b.shown().mean);
+        let shown = |row: &RowResult<LanguageExperiment>, task: &str| {
+            find(row, task, shots).map_or(f64::NAN, |b| b.shown().mean)
+        };
         for name in self.names() {
             let mut cells = vec![name.to_string()];
             cells.extend(
                 asked.iter().map(|task| format!("{:.1}", 100.0 * self.spread(name, |row| shown(row, task)).mean)),
             );
-            let average = |row: &RowResult<Language>| {
+            let average = |row: &RowResult<LanguageExperiment>| {
                 asked.iter().map(|task| shown(row, task)).sum::<f64>() / asked.len() as f64
             };
             cells.push(self.spread(name, average).percent());
@@ -191,7 +194,7 @@ impl LanguageRecord {
     /// significantly if their logarithms are more than `t √(2 s²/n)` apart, with `s²` pooled over all rows.
     fn significance(&self) -> String {
         let seeds = self.seed_counts();
-        let loss = |row: &RowResult<Language>| {
+        let loss = |row: &RowResult<LanguageExperiment>| {
             row.measured.texts.first().map_or(f64::NAN, |text| text.score.token_perplexity().ln())
         };
         let mut rows: Vec<(&str, Spread)> =
@@ -285,7 +288,7 @@ impl LanguageRecord {
     }
 }
 
-fn find<'a>(row: &'a RowResult<Language>, name: &str, shots: usize) -> Option<&'a BenchmarkResult> {
+fn find<'a>(row: &'a RowResult<LanguageExperiment>, name: &str, shots: usize) -> Option<&'a BenchmarkResult> {
     row.measured.benchmarks.iter().find(|found| found.name == name && found.shots == shots)
 }
 
