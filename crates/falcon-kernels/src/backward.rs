@@ -14,7 +14,7 @@ use crate::rule::Rule;
 use crate::scratch::Scratch;
 use crate::segment::{Segment, SegmentGrad};
 use crate::shared::{HeadRows, SharedHeads};
-use crate::simd::{Vectorised, dispatch};
+use crate::simd::{Vectorised, copy_row, dispatch, prefetch, vectorised};
 use crate::state::{State, row};
 use crate::{Real, View, normaliser};
 
@@ -36,8 +36,8 @@ pub struct Grads<F> {
     pub state: State<F>,
 }
 
-/// Where [`Call::backward_into`] writes the gradients of the inputs, in the shapes of [`Grads`]. `q`, `k` and `v`
-/// are added to, so they should start as zeros; `gain` and `decay` are overwritten.
+/// Where [`Call::backward_into`] writes the gradients of the inputs, in the shapes of [`Grads`]. All numbers are
+/// overwritten.
 #[derive(Debug)]
 pub struct GradsMut<'a, F> {
     /// `[tokens, key_heads, dim_k]`.
@@ -64,6 +64,7 @@ pub(crate) fn backward<F: Real>(
     let Call { rule, inputs, sizes, .. } = call;
     let [gain_width, decay_width] = inputs.gate_widths();
     let mut incoming = state.zeros_like();
+    clear_copied(call, state, &mut grads);
     if let Some(grad_state) = grad_state {
         incoming.memory.copy_from_slice(&grad_state.memory);
         pass_through(call, state, grad_state, &mut grads, &mut incoming);
@@ -174,10 +175,10 @@ fn run<F: Real>(grad_out: View<'_, F>, groups: &mut [KeyGrad<'_, F>]) {
     let tokens = groups[0].heads[0].head.tokens().len();
     for (index, steps) in form.segments(rule, tokens).enumerate().rev() {
         for KeyGrad { q, k, last_key, tail_x, heads } in &mut *groups {
-            for head in heads {
+            for (member, head) in heads.iter_mut().enumerate() {
                 let memory = &head.saved[row(index, head.memory.len())];
                 head.head.pack(steps.clone(), &mut segment, &mut coefficients, Purpose::Backward);
-                gather_upstream(head.head, &steps, grad_out, &mut upstream);
+                vectorised(|| gather_upstream(head.head, &steps, grad_out, &mut upstream));
                 if let Some(n) = rule.normaliser {
                     // The reads were not saved, so they are computed again.
                     let mut read = vec![F::zero(); steps.len() * segment.columns];
@@ -204,6 +205,7 @@ fn run<F: Real>(grad_out: View<'_, F>, groups: &mut [KeyGrad<'_, F>]) {
                     grad: &grad,
                     gain: &grad_gain,
                     decay: &grad_decay,
+                    first_of_group: member == 0,
                     head,
                     q,
                     k,
@@ -232,13 +234,15 @@ impl<F: Real> Vectorised for GateGrads<'_, F> {
     }
 }
 
-/// Adds the gradients of a segment to those of the call.
+/// Writes the gradients of a segment to those of the call, or adds them where others have been written.
 struct Scatter<'s, 'a, F> {
     segment: &'s Segment<F>,
     steps: Range<usize>,
     grad: &'s SegmentGrad<F>,
     gain: &'s [F],
     decay: &'s [F],
+    /// Whether no other head has written to the gradients of these queries and keys.
+    first_of_group: bool,
     head: &'s mut HeadGrad<'a, F>,
     q: &'s mut HeadRows<'a, F>,
     k: &'s mut HeadRows<'a, F>,
@@ -249,7 +253,7 @@ struct Scatter<'s, 'a, F> {
 impl<F: Real> Vectorised for Scatter<'_, '_, F> {
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        let Self { segment, steps, grad, gain, decay, head, q, k, last_key, tail_x } = self;
+        let Self { segment, steps, grad, gain, decay, first_of_group, head, q, k, last_key, tail_x } = self;
         let (dim_k, dim_v, pairs) = (segment.dim_k, segment.values, head.head.pairs());
         for (rows, found) in [(&mut head.gain, gain), (&mut head.decay, decay)] {
             let width = (found.len() / steps.len()).max(1);
@@ -258,39 +262,78 @@ impl<F: Real> Vectorised for Scatter<'_, '_, F> {
             }
         }
         for (step, found) in steps.clone().zip(grad.qx.chunks_exact(dim_k)) {
-            add(q.row(step), found);
+            write(q.row(step), found, first_of_group);
         }
-        // The gradient of each pair is added to the gradient of the token or slot that the pair came from.
+        // Segments come in reverse order: the pairs that the next one needs have been written by it, or by
+        // `clear_copied` if this is the last.
+        let written = (steps.end - pairs.tail(steps.end)) as isize;
+        // The gradient of each pair goes to the token or slot that the pair came from.
         for r in 0..segment.rows() {
-            let (key, value) = pairs.places((steps.start + r) as isize - segment.tail as isize);
+            let time = (steps.start + r) as isize - segment.tail as isize;
+            let (key, value) = pairs.places(time);
             let x = &grad.qx[row(segment.steps + r, dim_k)];
             match key {
                 None => {}
                 Some(Place::Tail(slot)) => add(&mut tail_x[row(slot, dim_k)], x),
                 Some(Place::LastKey) => add(last_key, x),
-                Some(Place::Token(t)) => add(k.row(t), x),
+                Some(Place::Token(t)) => {
+                    let is_last_key = t + 1 == pairs.tokens;
+                    write(k.row(t), x, first_of_group && time < written && !is_last_key);
+                }
             }
             let v = &grad.v[row(r, segment.columns)][..dim_v];
             match value {
                 Place::Tail(slot) => add(&mut head.tail_v[row(slot, dim_v)], v),
-                Place::Token(t) => add(head.v.row(t), v),
+                Place::Token(t) => write(head.v.row(t), v, time < written),
                 Place::LastKey => unreachable!("a value is never the last key"),
             }
         }
     }
 }
 
+/// Writes a row, if it is the first to be written there, or else adds it.
+#[inline(always)]
+fn write<F: Real>(to: &mut [F], row: &[F], first: bool) {
+    if first { copy_row(to, row) } else { add(to, row) }
+}
+
 /// Copies `grad_out` of one head and segment, `[steps, dim_v]`.
+#[inline(always)]
 fn gather_upstream<F: Real>(
     head: &Head<'_, F>,
     steps: &Range<usize>,
     grad_out: View<'_, F>,
     upstream: &mut Vec<F>,
 ) {
-    let start = head.tokens().start;
-    upstream.clear();
-    for t in steps.clone() {
-        upstream.extend_from_slice(grad_out.row(start + t, head.head));
+    let (start, width) = (head.tokens().start, head.values.len());
+    upstream.resize(steps.len() * width, F::zero());
+    for (t, to) in steps.clone().zip(upstream.chunks_exact_mut(width)) {
+        if let Some(before) = t.checked_sub(steps.len()) {
+            prefetch(grad_out.row(start + before, head.head));
+        }
+        copy_row(to, grad_out.row(start + t, head.head));
+    }
+}
+
+/// Sets the gradients of the tokens that the outgoing last key and tail are copies of to 0. All others are written
+/// before anything is added to them.
+fn clear_copied<F: Real>(call: &Call<'_, F>, state: &State<F>, grads: &mut GradsMut<'_, F>) {
+    let Call { rule, inputs, sizes, .. } = call;
+    let (keys, values) = (sizes.key_heads * sizes.dim_k, sizes.heads * sizes.dim_v);
+    for sequence in 0..sizes.sequences {
+        let tokens = inputs.offsets[sequence]..inputs.offsets[sequence + 1];
+        let pairs = Pairs::new(rule, state, sequence, tokens.len());
+        if let Some(last) = tokens.clone().next_back() {
+            grads.k[row(last, keys)].fill(F::zero());
+        }
+        for (key, value) in pairs.outgoing().map(|time| pairs.places(time)) {
+            if let Some(Place::Token(t)) = key {
+                grads.k[row(tokens.start + t, keys)].fill(F::zero());
+            }
+            if let Place::Token(t) = value {
+                grads.v[row(tokens.start + t, values)].fill(F::zero());
+            }
+        }
     }
 }
 

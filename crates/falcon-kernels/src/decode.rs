@@ -100,7 +100,7 @@ impl<F: Real> Vectorised for Step<'_, F> {
         for sequence in 0..sizes.sequences {
             for head in 0..sizes.heads {
                 let place = Head::new(call, state, sequence, head);
-                place.gather(0..1, segment, coefficients);
+                place.gather(0..1, 1, segment, coefficients);
                 coefficients.forward(rule, segment, Purpose::Forward);
                 let key = inputs.k.row(place.tokens().start, place.key_head());
                 let ahead = &mut ahead[row(sequence * sizes.heads + head, predictions)];

@@ -1,5 +1,6 @@
 //! The forward pass over a batch of sequences, and how threads share its heads.
 
+use std::ops::Range;
 use std::slice::ChunksExactMut;
 
 use rayon::prelude::*;
@@ -14,6 +15,7 @@ use crate::rule::Rule;
 use crate::scratch::Scratch;
 use crate::segment::Segment;
 use crate::shared::{HeadRows, SharedHeads};
+use crate::simd::{Vectorised, copy_row, dispatch};
 use crate::state::{State, row};
 use crate::{Real, normaliser};
 
@@ -189,12 +191,30 @@ fn run<F: Real>(runs: &mut [Run<'_, F>]) {
             if let Some(saved) = saved.next() {
                 saved.copy_from_slice(memory);
             }
+            out.prefetch(steps.clone());
             form.forward(&segment, memory, &mut raw, &mut scratch);
-            for (step, raw) in steps.clone().zip(raw.chunks_exact(segment.columns)) {
-                match rule.normaliser {
-                    None => out.row(step).copy_from_slice(raw),
-                    Some(n) => normaliser::divide(raw, F::of(n.eps), out.row(step)),
-                }
+            dispatch(Output { rule, steps: steps.clone(), raw: &raw, out });
+        }
+    }
+}
+
+/// Writes the reads of a segment to the outputs.
+struct Output<'s, 'a, F> {
+    rule: &'s Rule,
+    steps: Range<usize>,
+    raw: &'s [F],
+    out: &'s mut HeadRows<'a, F>,
+}
+
+impl<F: Real> Vectorised for Output<'_, '_, F> {
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        let Self { rule, steps, raw, out } = self;
+        let columns = raw.len() / steps.len();
+        for (step, raw) in steps.zip(raw.chunks_exact(columns)) {
+            match rule.normaliser {
+                None => copy_row(out.row(step), raw),
+                Some(n) => normaliser::divide(raw, F::of(n.eps), out.row(step)),
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::call::Call;
 use crate::coefficients::{Coefficients, Purpose};
 use crate::rule::{Align, Rule};
 use crate::segment::Segment;
-use crate::simd::{Vectorised, dispatch};
+use crate::simd::{Vectorised, copy_row, dispatch, prefetch};
 use crate::state::{State, row};
 
 /// Where the key or the value of a pair comes from.
@@ -123,49 +123,68 @@ impl<'a, F: Real> Head<'a, F> {
         coefficients: &mut Coefficients<F>,
         purpose: Purpose,
     ) {
-        self.gather(steps, segment, coefficients);
-        dispatch(ComputeCoefficients { coefficients, rule: &self.call.rule, segment, purpose });
+        dispatch(Pack { head: self, steps, segment, coefficients, purpose });
     }
 
-    /// Packs the steps `steps` of this sequence, with the gains and decays as they are given.
-    pub fn gather(&self, steps: Range<usize>, segment: &mut Segment<F>, coefficients: &mut Coefficients<F>) {
+    /// Packs the steps `steps` of this sequence, with the gains and decays as they are given. `next` is how many tokens
+    /// after them the next segment is; it is negative in a backward pass.
+    #[inline(always)]
+    pub fn gather(
+        &self,
+        steps: Range<usize>,
+        next: isize,
+        segment: &mut Segment<F>,
+        coefficients: &mut Coefficients<F>,
+    ) {
         let (pairs, base, key_head) = (self.pairs(), self.tokens().start, self.key_head());
+        let inputs = &self.call.inputs;
         segment.steps = steps.len();
         segment.tail = pairs.tail(steps.start);
         segment.first = usize::from(steps.start == 0 && pairs.boundary());
-        segment.qx.clear();
-        segment.v.clear();
         coefficients.gain.clear();
         coefficients.decay.clear();
         for t in steps.clone().map(|t| base + t) {
-            segment.qx.extend_from_slice(self.call.inputs.q.row(t, key_head));
-            if let Some(gain) = &self.call.inputs.gain {
+            if let Some(gain) = &inputs.gain {
                 coefficients.gain.extend_from_slice(self.gains(gain.row(t, self.head)));
             }
-            if let Some(decay) = &self.call.inputs.decay {
+            if let Some(decay) = &inputs.decay {
                 coefficients.decay.extend_from_slice(self.gains(decay.row(t, self.head)));
             }
         }
-        for time in steps.start as isize - segment.tail as isize..steps.end as isize {
+        let (dim_k, columns, rows) = (self.call.sizes.dim_k, segment.columns, segment.rows());
+        segment.qx.resize((steps.len() + rows) * dim_k, F::zero());
+        segment.v.resize(rows * columns, F::zero());
+        let (q, x) = segment.qx.split_at_mut(steps.len() * dim_k);
+        // The rows of a head are far apart in memory, and the processor does not guess which ones come next. Asking for
+        // one with every row that is copied is faster than asking for all of them at once.
+        let later = |t: usize| t.checked_add_signed(next).filter(|t| *t < pairs.tokens).map(|t| base + t);
+        for (t, q) in steps.clone().zip(q.chunks_exact_mut(dim_k)) {
+            if let Some(later) = later(t) {
+                prefetch(inputs.q.row(later, key_head));
+            }
+            copy_row(q, inputs.q.row(base + t, key_head));
+        }
+        let times = steps.start as isize - segment.tail as isize..steps.end as isize;
+        for ((time, x), v) in times.zip(x.chunks_exact_mut(dim_k)).zip(segment.v.chunks_exact_mut(columns)) {
             let (key, value) = pairs.places(time);
             match key {
-                None => segment.qx.resize(segment.qx.len() + self.call.sizes.dim_k, F::zero()),
-                Some(place) => segment.qx.extend_from_slice(self.key(place, base, key_head)),
+                None => x.fill(F::zero()),
+                Some(place) => copy_row(x, self.key(place, base, key_head)),
             }
-            match value {
-                Place::Tail(slot) => {
-                    let tail = self.state.tail_v_of(self.sequence, slot, self.head);
-                    segment.v.extend_from_slice(&tail[self.values.clone()]);
-                }
+            let values = match value {
+                Place::Tail(slot) => self.state.tail_v_of(self.sequence, slot, self.head),
                 Place::Token(t) => {
-                    let values = self.call.inputs.v.row(base + t, self.head);
-                    segment.v.extend_from_slice(&values[self.values.clone()]);
+                    if let Some(later) = later(t) {
+                        prefetch(inputs.k.row(later, key_head));
+                        prefetch(&inputs.v.row(later, self.head)[self.values.clone()]);
+                    }
+                    inputs.v.row(base + t, self.head)
                 }
                 Place::LastKey => unreachable!("a value is never the last key"),
-            }
-            if self.call.rule.normaliser.is_some() {
-                segment.v.push(F::one());
-            }
+            };
+            let (v, normaliser) = v.split_at_mut(self.values.len());
+            copy_row(v, &values[self.values.clone()]);
+            normaliser.fill(F::one());
         }
     }
 
@@ -231,17 +250,22 @@ pub(crate) fn advance<F: Real>(call: &Call<'_, F>, state: &mut State<F>) {
     }
 }
 
-/// Computes the coefficients of a packed segment.
-struct ComputeCoefficients<'a, F> {
-    coefficients: &'a mut Coefficients<F>,
-    rule: &'a Rule,
-    segment: &'a mut Segment<F>,
+/// [`Head::pack`], compiled for the vector instructions of the machine.
+struct Pack<'s, 'a, F> {
+    head: &'s Head<'a, F>,
+    steps: Range<usize>,
+    segment: &'s mut Segment<F>,
+    coefficients: &'s mut Coefficients<F>,
     purpose: Purpose,
 }
 
-impl<F: Real> Vectorised for ComputeCoefficients<'_, F> {
+impl<F: Real> Vectorised for Pack<'_, '_, F> {
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        self.coefficients.forward(self.rule, self.segment, self.purpose);
+        let Self { head, steps, segment, coefficients, purpose } = self;
+        let length = steps.len() as isize;
+        let next = if purpose == Purpose::Backward { -length } else { length };
+        head.gather(steps, next, segment, coefficients);
+        coefficients.forward(&head.call.rule, segment, purpose);
     }
 }

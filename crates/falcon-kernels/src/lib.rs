@@ -142,6 +142,8 @@ mod scratch;
 mod segment;
 mod shared;
 mod simd;
+mod simd_number;
+mod small;
 pub mod solvers;
 mod state;
 mod step;

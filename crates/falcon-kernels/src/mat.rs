@@ -1,10 +1,12 @@
-//! Matrix products over slices, computed by the `gemm` crate. Public for layers that are built around the rules.
+//! Matrix products over slices: large ones by the `gemm` crate, small ones by kernels of our own. Public for layers that
+//! are built around the rules.
 
 use std::ops::Range;
 
 use gemm::Parallelism;
 
 use crate::Real;
+use crate::small::{self, Part, Product, Raw};
 
 /// A matrix read through strides.
 #[derive(Clone, Copy)]
@@ -40,20 +42,6 @@ impl<'a, F: Real> Mat<'a, F> {
     pub(crate) fn cols(self, range: Range<usize>) -> Self {
         self.t().rows(range).t()
     }
-
-    fn at(self, row: usize, col: usize) -> F {
-        self.data[row * self.row_stride + col * self.col_stride]
-    }
-
-    fn is_finite(self) -> bool {
-        // Either the matrix or its transpose has contiguous rows.
-        let lines = if self.col_stride == 1 { self } else { self.t() };
-        (0..lines.rows).all(|i| {
-            let line = &lines.data[i * lines.row_stride..][..lines.cols];
-            // The loop has no early exit, so that the compiler can vectorise it.
-            line.iter().fold(true, |finite, x| finite & x.is_finite())
-        })
-    }
 }
 
 /// A matrix to write to. Its rows are contiguous.
@@ -71,6 +59,10 @@ impl<'a, F: Real> MatMut<'a, F> {
         Self { rows: data.len() / cols, cols, row_stride: cols, data }
     }
 
+    fn reborrow(&mut self) -> MatMut<'_, F> {
+        MatMut { data: &mut *self.data, rows: self.rows, cols: self.cols, row_stride: self.row_stride }
+    }
+
     /// A range of rows and columns.
     pub(crate) fn block(self, rows: Range<usize>, cols: Range<usize>) -> Self {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
@@ -82,7 +74,11 @@ impl<'a, F: Real> MatMut<'a, F> {
 
 /// `dst = dst · keep + a b`.
 pub fn matmul<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat<'_, F>) {
-    product(dst, keep, a, b, Parallelism::None);
+    if is_small(b) {
+        small(dst, keep, a, b, Part::All);
+    } else {
+        general(dst, keep, a, b, Parallelism::None);
+    }
 }
 
 /// [`matmul`] where `b` is a memory or the adjoint of one. A memory before the first token, and an adjoint after the
@@ -100,16 +96,41 @@ pub(crate) fn matmul_memory<F: Real>(dst: &mut [F], keep: F, a: Mat<'_, F>, b: M
 
 /// [`matmul`] on all threads of the current pool. The number of threads does not change the result.
 pub fn matmul_parallel<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat<'_, F>) {
-    product(dst, keep, a, b, Parallelism::Rayon(0));
+    general(dst, keep, a, b, Parallelism::Rayon(0));
 }
 
-fn product<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat<'_, F>, threads: Parallelism) {
-    assert_eq!(a.cols, b.rows, "inner dimensions");
-    assert_eq!((dst.rows, dst.cols), (a.rows, b.cols), "size of the product");
-    let accumulate = keep != F::zero();
+/// Whether a product with `b` is one of small matrices. This depends on the inner dimension alone, so that a product
+/// has the same bits if its rows or columns are divided among threads.
+fn is_small<F>(b: Mat<'_, F>) -> bool {
+    b.rows <= small::MAX_INNER
+}
+
+/// A product, or the part of it that is wanted, by the kernels for small matrices.
+fn small<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat<'_, F>, part: Part<'_>) {
+    check_sizes(&dst, a, b);
+    let raw = |m: Mat<'_, F>| Raw { data: m.data.as_ptr(), row_stride: m.row_stride, col_stride: m.col_stride };
+    let product = Product {
+        rows: dst.rows,
+        cols: dst.cols,
+        inner: a.cols,
+        dst: dst.data.as_mut_ptr(),
+        dst_stride: dst.row_stride,
+        keep,
+        a: raw(a),
+        b: raw(b),
+        part,
+    };
     // SAFETY: all elements of a `Mat` or `MatMut` lie in its slice: `new` checks that, and blocks and transposes only
     // address elements of the matrix that they are taken from. `dst` is borrowed mutably, so it overlaps neither input,
-    // and its rows do not overlap each other.
+    // and its rows do not overlap each other. The sizes fit, as checked above.
+    unsafe { product.run() }
+}
+
+/// A product by the `gemm` crate.
+fn general<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat<'_, F>, threads: Parallelism) {
+    check_sizes(&dst, a, b);
+    let accumulate = keep != F::zero();
+    // SAFETY: as in `small`.
     unsafe {
         gemm::gemm(
             dst.rows,
@@ -135,58 +156,46 @@ fn product<F: Real>(dst: MatMut<'_, F>, keep: F, a: Mat<'_, F>, b: Mat<'_, F>, t
     }
 }
 
-/// Rows of a triangular product that are computed at once: enough for the microkernels to be fast, and few enough to
-/// skip most of the half that is zero.
+fn check_sizes<F>(dst: &MatMut<'_, F>, a: Mat<'_, F>, b: Mat<'_, F>) {
+    assert_eq!(a.cols, b.rows, "inner dimensions");
+    assert_eq!((dst.rows, dst.cols), (a.rows, b.cols), "size of the product");
+}
+
+/// Rows of a large triangular product that are computed at once: enough for a general product to be fast, and few
+/// enough to skip most of the half that is zero.
 const TRIANGLE: usize = 32;
 
 /// `dst += a b` where row `i` of `a` is zero from column `bound(i)` on. The zeros are skipped; `bound` must not fall.
 /// Row `i` of the result does not depend on the rows of `b` from `bound(i)` on, even if they are not finite.
 pub fn lower_matmul<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound: impl Fn(usize) -> usize) {
+    if is_small(b) {
+        return small(MatMut::new(dst, b.cols), F::one(), a, b, Part::TermsBelow(&bound));
+    }
     for start in (0..a.rows).step_by(TRIANGLE) {
         let rows = start..(start + TRIANGLE).min(a.rows);
-        let used = bound(rows.end - 1).min(a.cols);
-        // The rows of `b` that only some of these rows of `a` use. The others multiply them by 0, and 0 · ∞ is not 0.
-        let partly = bound(rows.start).min(used)..used;
-        if b.rows(partly.clone()).is_finite() {
-            let block = MatMut::new(dst, b.cols).block(rows.clone(), 0..b.cols);
-            matmul(block, F::one(), a.rows(rows).cols(0..used), b.rows(0..used));
-        } else {
-            lower_matmul_careful(dst, a, b, rows, partly, &bound);
-        }
-    }
-}
-
-/// [`lower_matmul`] for these rows of `a`, where some number in the rows `partly` of `b`, which only some rows of `a`
-/// use, is not finite. Such numbers are left out of the product, which does not change the bits of the other results,
-/// and are added where they are used.
-#[cold]
-#[inline(never)]
-fn lower_matmul_careful<F: Real>(
-    dst: &mut [F],
-    a: Mat<'_, F>,
-    b: Mat<'_, F>,
-    rows: Range<usize>,
-    partly: Range<usize>,
-    bound: &dyn Fn(usize) -> usize,
-) {
-    let hidden = |r: usize, c: usize| partly.contains(&r) && !b.at(r, c).is_finite();
-    let finite: Vec<F> = (0..partly.end)
-        .flat_map(|r| (0..b.cols).map(move |c| (r, c)))
-        .map(|(r, c)| if hidden(r, c) { F::zero() } else { b.at(r, c) })
-        .collect();
-    let block = MatMut::new(dst, b.cols).block(rows.clone(), 0..b.cols);
-    matmul(block, F::one(), a.rows(rows.clone()).cols(0..partly.end), Mat::new(&finite, b.cols));
-    for i in rows {
-        for r in partly.start..bound(i).min(partly.end) {
-            for c in (0..b.cols).filter(|c| hidden(r, *c)) {
-                dst[i * b.cols + c] += a.at(i, r) * b.at(r, c);
-            }
-        }
+        // The terms that all of these rows have, and those that only some have.
+        let (shared, used) = (bound(rows.start).min(a.cols), bound(rows.end - 1).min(a.cols));
+        let (a, mut dst) = (a.rows(rows.clone()), MatMut::new(&mut *dst, b.cols).block(rows, 0..b.cols));
+        general(dst.reborrow(), F::one(), a.cols(0..shared), b.rows(0..shared), Parallelism::None);
+        let below = |i: usize| bound(start + i).saturating_sub(shared);
+        small(dst, F::one(), a.cols(shared..used), b.rows(shared..used), Part::TermsBelow(&below));
     }
 }
 
 /// `dst += aᵀ b` for `a` as in [`lower_matmul`].
 pub fn lower_matmul_t<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound: impl Fn(usize) -> usize) {
+    if is_small(b) {
+        // Row `c` of the result has terms from the first row of `a` on that reaches beyond column `c`.
+        let first = |c: usize| {
+            let (mut low, mut high) = (0, a.rows);
+            while low < high {
+                let middle = low.midpoint(high);
+                if bound(middle) > c { high = middle } else { low = middle + 1 }
+            }
+            low
+        };
+        return small(MatMut::new(dst, b.cols), F::one(), a.t(), b, Part::TermsFrom(&first));
+    }
     for start in (0..a.rows).step_by(TRIANGLE) {
         let rows = start..(start + TRIANGLE).min(a.rows);
         let used = 0..bound(rows.end - 1).min(a.cols);
@@ -198,6 +207,9 @@ pub fn lower_matmul_t<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, boun
 /// `dst = a b`, computed only for the columns below `bound(i)` of row `i`. What the other columns hold afterwards is
 /// not specified.
 pub fn product_lower<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound: impl Fn(usize) -> usize) {
+    if is_small(b) {
+        return small(MatMut::new(dst, b.cols), F::zero(), a, b, Part::ColumnsBelow(&bound));
+    }
     for start in (0..a.rows).step_by(TRIANGLE) {
         let rows = start..(start + TRIANGLE).min(a.rows);
         let wanted = 0..bound(rows.end - 1).min(b.cols);
@@ -233,6 +245,47 @@ mod tests {
         }
     }
 
+    /// Every width and height of a tile, full and cut, in both number types, and what surrounds the result is left alone.
+    #[test]
+    fn small_products_of_all_shapes_match_the_definition() {
+        fn check<F: Real>(m: usize, n: usize, k: usize) {
+            let cast = |numbers: Vec<f64>| numbers.into_iter().map(F::of).collect::<Vec<F>>();
+            let (a, b) = (cast(numbers(m * k, 7)), cast(numbers(k * n, 5)));
+            let (mut a_t, mut b_t) = (a.clone(), b.clone());
+            (0..m * k).for_each(|i| a_t[i % k * m + i / k] = a[i]);
+            (0..k * n).for_each(|i| b_t[i % n * k + i / n] = b[i]);
+            let expected: Vec<F> =
+                (0..m * n).map(|i| (0..k).map(|p| a[i / n * k + p] * b[p * n + i % n]).sum()).collect();
+            for keep in [0.0, 1.0, -2.0].map(F::of) {
+                for a in [Mat::new(&a, k), Mat::new(&a_t, m).t()] {
+                    for b in [Mat::new(&b, n), Mat::new(&b_t, k).t()] {
+                        // With a border of one number on all sides.
+                        let mut dst = vec![F::of(3.0); (m + 2) * (n + 2)];
+                        matmul(MatMut::new(&mut dst, n + 2).block(1..m + 1, 1..n + 1), keep, a, b);
+                        for (i, found) in dst.iter().enumerate() {
+                            let (row, col) = (i / (n + 2), i % (n + 2));
+                            let inside = (1..=m).contains(&row) && (1..=n).contains(&col);
+                            let expected = if inside {
+                                expected[(row - 1) * n + col - 1] + F::of(3.0) * keep
+                            } else {
+                                F::of(3.0)
+                            };
+                            assert_eq!(*found, expected, "{m} × {k} × {n}, row {row}, column {col}");
+                        }
+                    }
+                }
+            }
+        }
+        for (m, k) in [(1, 1), (2, 3), (3, 16), (7, 17), (8, 40), (13, 5)] {
+            for n in (1..=70).chain([97, 128, 131]) {
+                check::<f32>(m, n, k);
+                check::<f64>(m, n, k);
+            }
+        }
+        check::<f32>(5, 20, small::MAX_INNER);
+        check::<f32>(5, 20, small::MAX_INNER + 1);
+    }
+
     #[test]
     fn an_empty_memory_is_not_multiplied() {
         let (a, full, empty) = (numbers(6, 7), numbers(9, 5), vec![0.0; 9]);
@@ -251,7 +304,8 @@ mod tests {
 
     #[test]
     fn triangles_match_full_products() {
-        for (rows, offset) in [(1, 1), (31, 0), (64, 1), (77, 5)] {
+        // The last is too large for the kernels for small products.
+        for (rows, offset) in [(1, 1), (31, 0), (64, 1), (77, 5), (small::MAX_INNER + 5, 2)] {
             let (width, n) = (rows + offset, 3);
             let bound = |i: usize| i + offset;
             let mut a = numbers(rows * width, 11);
@@ -283,7 +337,12 @@ mod tests {
     /// A row of the product only depends on the rows of `b` below its bound, even if the others are not finite.
     #[test]
     fn triangles_do_not_see_what_is_hidden() {
-        let (rows, offset, n) = (77, 5, 3);
+        hidden_rows(77);
+        hidden_rows(small::MAX_INNER + 5);
+    }
+
+    fn hidden_rows(rows: usize) {
+        let (offset, n) = (5, 3);
         let (width, bound) = (rows + offset, |i: usize| i + offset);
         let mut a = numbers(rows * width, 11);
         for i in 0..rows {

@@ -5,8 +5,12 @@ use std::iter::Sum;
 
 use num_traits::{Float, NumAssign};
 
+use crate::simd_number::SimdNumber;
+
 /// A floating-point type that the kernels compute in: `f32` or `f64`. No other type can implement it.
-pub trait Real: Float + NumAssign + Sum + Default + Debug + Display + Send + Sync + Sealed + 'static {
+pub trait Real:
+    Float + NumAssign + Sum + Default + Debug + Display + Send + Sync + SimdNumber + Sealed + 'static
+{
     /// The value of this type nearest to `value`.
     fn of(value: f64) -> Self;
     /// This value as `f64`, without rounding.

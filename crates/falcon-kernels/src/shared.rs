@@ -1,7 +1,10 @@
 //! An array whose heads are written by several threads.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::simd::prefetch;
 
 /// A `[tokens, heads, width]` array that is divided by sequence and head. The rows of one head are not adjacent, so the
 /// slice cannot be split among tasks with `split_at_mut`.
@@ -61,6 +64,16 @@ impl<F> HeadRows<'_, F> {
         // this value alone, because `claim` gives out each sequence and head once and different ones share no row;
         // `&mut self` keeps two of its rows from being borrowed at once.
         unsafe { std::slice::from_raw_parts_mut(self.first.add(token * self.stride), self.width) }
+    }
+}
+
+impl<F> HeadRows<'_, F> {
+    /// Asks the processor to fetch the rows of some tokens, which will be written soon.
+    #[inline(always)]
+    pub fn prefetch(&mut self, tokens: Range<usize>) {
+        for token in tokens {
+            prefetch(self.row(token));
+        }
     }
 }
 

@@ -30,3 +30,31 @@ pub fn vectorised<R>(f: impl FnOnce() -> R) -> R {
 pub(crate) fn dispatch(work: impl Vectorised) {
     Arch::new().dispatch(Wrapped(work));
 }
+
+/// Copies a row. For the usual sizes of heads, the length is known when this is compiled, and no function is called.
+#[inline(always)]
+pub(crate) fn copy_row<F: Copy>(to: &mut [F], from: &[F]) {
+    #[inline(always)]
+    fn fixed<F: Copy, const N: usize>(to: &mut [F], from: &[F]) {
+        let to: &mut [F; N] = to.try_into().expect("the length of the row");
+        *to = *from.first_chunk().expect("a row of the same length");
+    }
+    assert_eq!(to.len(), from.len(), "rows of the same length");
+    match to.len() {
+        32 => fixed::<F, 32>(to, from),
+        64 => fixed::<F, 64>(to, from),
+        128 => fixed::<F, 128>(to, from),
+        _ => to.copy_from_slice(from),
+    }
+}
+
+/// Asks the processor to fetch a row that will be read soon.
+#[inline(always)]
+pub(crate) fn prefetch<F>(row: &[F]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in row.chunks(64 / size_of::<F>()) {
+        use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: prefetching has no effect on the program.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) }
+    }
+}

@@ -52,8 +52,11 @@ fn assert_agree(what: &str, config: &ModelConfig) {
         let got = &got[&name];
         let scale = expected.iter().map(|x| x * x).sum::<f32>().sqrt();
         let error = got.iter().zip(&expected).map(|(a, b)| (a - b).powi(2)).sum::<f32>().sqrt();
-        // The gradient of a bias is a sum over all tokens that mostly cancel: f32 leaves about four digits.
-        assert!(error <= 2e-4 * scale, "{what}, {name}: {error} of {scale}");
+        // A parameter with one number per head (`D`, `A_log`, a bias) has as its gradient a sum over all tokens and
+        // columns whose terms mostly cancel: f32 leaves it between three and four digits.
+        let per_head = expected.len() == config.mixer.num_heads;
+        let tolerance = if per_head { 5e-4 } else { 1e-4 };
+        assert!(error <= tolerance * scale, "{what}, {name}: {error} of {scale}");
     }
 }
 

@@ -11,7 +11,7 @@
 use super::rows::{copy_scaled, scale_rows};
 use crate::Real;
 use crate::mat::{Mat, MatMut, lower_matmul, lower_matmul_t, matmul, matmul_memory, product_lower};
-use crate::real::{add, axpy, dot, scale};
+use crate::real::{add, axpy, dot, multiply, scale};
 use crate::scratch::Scratch;
 use crate::segment::{Segment, SegmentGrad};
 use crate::state::row;
@@ -19,14 +19,23 @@ use crate::state::row;
 #[inline(always)]
 pub(super) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut [F], scratch: &mut Scratch<F>) {
     let (columns, dim_k, steps, rows) = (segment.columns, segment.dim_k, segment.steps, segment.rows());
-    let [attention, weighted, m, c] = scratch.split([steps * rows, rows * dim_k, (steps + 1) * rows, steps + 1]);
+    let [attention, weighted, m, c] = scratch.split([steps * rows, rows * dim_k, rows, steps + 1]);
     let (q, x, v) = matrices(segment);
-    weights(segment, m, c);
 
     product_lower(attention, q, x.t(), |step| written(segment, step));
+    // The weights at one time after the other.
+    m.fill(F::zero());
+    c[0] = F::one();
     for step in 0..steps {
         let (done, rest) = attention[row(step, rows)].split_at_mut(written(segment, step));
-        crate::real::multiply(done, &m[row(segment.read_time(step), rows)][..done.len()]);
+        if segment.read_before {
+            multiply(done, &m[..done.len()]);
+        }
+        write(segment, step, m);
+        c[step + 1] = segment.gamma[step] * c[step];
+        if !segment.read_before {
+            multiply(done, &m[..done.len()]);
+        }
         // Set rather than multiplied by 0, because the products with later tokens may not be finite.
         rest.fill(F::zero());
     }
@@ -34,8 +43,7 @@ pub(super) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut
     scale_rows(out, columns, |step| c[segment.read_time(step)]);
     lower_matmul(out, Mat::new(attention, rows), v, |step| written(segment, step));
 
-    let last = &m[row(steps, rows)];
-    copy_scaled(weighted, segment.x(), dim_k, |r| last[r]);
+    copy_scaled(weighted, segment.x(), dim_k, |r| m[r]);
     matmul(MatMut::new(memory, columns), c[steps], Mat::new(weighted, dim_k).t(), v);
 }
 
@@ -132,15 +140,20 @@ fn weights<F: Real>(segment: &Segment<F>, m: &mut [F], c: &mut [F]) {
     m[..rows].fill(F::zero());
     c[0] = F::one();
     for step in 0..segment.steps {
-        let gamma = segment.gamma[step];
-        c[step + 1] = gamma * c[step];
         let (before, after) = m[step * rows..][..2 * rows].split_at_mut(rows);
-        for (after, before) in after.iter_mut().zip(before) {
-            *after = gamma * *before;
-        }
-        for r in segment.window(step) {
-            after[r] += segment.write[step];
-        }
+        after.copy_from_slice(before);
+        write(segment, step, after);
+        c[step + 1] = segment.gamma[step] * c[step];
+    }
+}
+
+/// Takes the weights `m` of all rows from before `step` to after it.
+#[inline(always)]
+fn write<F: Real>(segment: &Segment<F>, step: usize, m: &mut [F]) {
+    // Later rows have not been written.
+    scale(&mut m[..segment.tail + step], segment.gamma[step]);
+    for r in segment.window(step) {
+        m[r] += segment.write[step];
     }
 }
 
