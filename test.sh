@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# All tests: those of Rust, then those of Python, without PyTorch and with it. Python's run in an environment of their own,
-# target/python, which is made once; PyTorch for Linux brings its GPU libraries along, some 5 GB.
+# Runs all tests: those of Rust, then those of Python. The Python tests have their own environment, target/python, which
+# is created once. Before PyTorch is installed there (some 5 GB, because PyTorch for Linux includes GPU libraries), the
+# tests that do not need it run without it; then all run with it.
 #
 #   ./test.sh           all of it
 #   ./test.sh rust      only Rust
@@ -18,7 +19,7 @@ python() {
     local pip="$env/bin/python -m pip --disable-pip-version-check"
     $pip install --quiet -r python/requirements.txt
     $pip install --quiet ./python
-    # From another folder, so that what is tested is what was installed.
+    # Run in another folder, so that the installed package is tested and not the sources.
     local tests="$PWD/python/tests" config="$PWD/python/pyproject.toml"
     $env/bin/ruff check --quiet python
     $env/bin/ruff format --quiet --check python

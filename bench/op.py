@@ -1,10 +1,10 @@
-"""The PyTorch operation beside the Rust call: `falcon bench kernels` has the latter's times.
+"""Times the PyTorch operation, to compare it with the Rust call, which `falcon bench kernels` times.
 
     export MALLOC_MMAP_THRESHOLD_=8589934592 MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_ARENA_MAX=1
     python bench/op.py && falcon bench kernels --rules falcon-1,falcon-1a --tokens 4096
 
-The variables make the C library keep freed memory, as `falcon` does by itself; without them every call pays for new pages. One
-sequence of 4,096 tokens, 8 heads, float32, one thread, medians.
+The variables make the C library keep freed memory, as `falcon` does by itself; without them every call pays for new
+pages. One sequence of 4,096 tokens, 8 heads, float32, one thread, medians.
 """
 
 import statistics

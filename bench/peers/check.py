@@ -1,4 +1,4 @@
-"""Are the peers right? Each against a loop over time in 64 bits, outputs and gradients."""
+"""Compares outputs and gradients of each peer with those of a loop over time in 64 bits."""
 
 import torch
 
@@ -52,8 +52,8 @@ def softmax_loop(q, k, v):
     return torch.stack(out, 2)
 
 
-def close(name, peer, loop, inputs, tolerance):
-    """The peer in its own precision, the loop in 64 bits; differences relative to the largest number."""
+def assert_close(name, peer, loop, inputs, tolerance):
+    """Asserts that the peer in its own precision matches the loop in 64 bits, relative to the largest number."""
     wide = [x.detach().double().requires_grad_() for x in inputs]
     out, expected = peer(*inputs), loop(*wide)
     upstream = torch.randn(out.shape, dtype=torch.float64)
@@ -72,12 +72,13 @@ def check():
             for invert in False, True:
                 inputs = delta_rule_inputs(96, 16, 2, dtype, True)
                 peer = lambda *x: peers.gated_delta_rule(*x, chunk, invert)
-                close(f"delta rule, chunks of {chunk}, invert {invert}", peer, delta_rule_loop, inputs, tolerance)
+                name = f"delta rule, chunks of {chunk}, invert {invert}"
+                assert_close(name, peer, delta_rule_loop, inputs, tolerance)
             inputs = linear_inputs(96, 16, 2, dtype, True)
             peer = lambda *x: peers.gated_linear_attention(*x, chunk)
-            close(f"linear attention, chunks of {chunk}", peer, linear_loop, inputs, tolerance)
+            assert_close(f"linear attention, chunks of {chunk}", peer, linear_loop, inputs, tolerance)
         inputs = softmax_inputs(96, 16, 2, dtype, True)
-        close("softmax attention", peers.softmax_attention, softmax_loop, inputs, tolerance)
+        assert_close("softmax attention", peers.softmax_attention, softmax_loop, inputs, tolerance)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What one would use on a CPU without these kernels, from the published formulas.
+"""The peers: what one would use on a CPU without Falcon's kernels, written in PyTorch from the published formulas.
 
 All take `[batch, heads, time, dim]` tensors; `log_decay` and `gain` are `[batch, heads, time]`. The time must be a
-multiple of the chunk. Everything that does not need the incoming memory of a chunk is done for all chunks at once; only
-the memories are found one after the other.
+multiple of the chunk. Everything that does not need the memory before a chunk is computed for all chunks at once; only
+the memories are computed one after the other.
 """
 
 import torch
@@ -25,7 +25,7 @@ def decays(log_decay):
 
 
 def solve(system, values, keys, invert):
-    """`(I + system)^-1` times each."""
+    """`(I + system)^-1` times `values`, and times `keys`."""
     if invert:
         eye = torch.eye(system.shape[-1], dtype=system.dtype).expand_as(system)
         inverse = torch.linalg.solve_triangular(system, eye, upper=False, unitriangular=True)
@@ -37,10 +37,10 @@ def solve(system, values, keys, invert):
 def gated_delta_rule(q, k, v, gain, log_decay, chunk, invert=False):
     """Gated DeltaNet, `S_t = a_t (I - b_t k_t k_t^T) S_{t-1} + b_t k_t v_t^T`, `o_t = S_t^T q_t`, in chunks.
 
-    With `S_t = a_t S_{t-1} + k_t u_t^T`, `g` the decay since the start of the chunk and `D` the decay between tokens, the
-    writes of a chunk solve `(I + A) U = b (V - g K S)` with `A = b tril(D * K K^T, -1)`. The solutions for `b V` and
-    `b g K` are found beforehand, so that the loop over the chunks has two products a step: by solving for them, or with
-    `invert` by solving for the inverse and multiplying.
+    With `S_t = a_t S_{t-1} + k_t u_t^T`, `g` the decay since the start of the chunk and `D` the decay between tokens,
+    the writes of a chunk solve `(I + A) U = b (V - g K S)` with `A = b tril(D * K K^T, -1)`. The solutions for `b V`
+    and `b g K` are computed beforehand, so that the loop over the chunks has two products a step: by solving for them,
+    or with `invert` by solving for the inverse and multiplying.
     """
     shape = v.shape
     q, k, v, gain, log_decay = (in_chunks(x, chunk) for x in (q, k, v, gain, log_decay))
@@ -64,7 +64,7 @@ def gated_delta_rule(q, k, v, gain, log_decay, chunk, invert=False):
 
 
 def gated_linear_attention(q, k, v, log_decay, chunk):
-    """Chunked gated linear attention, the state-space dual of Mamba-2: `S_t = a_t S_{t-1} + k_t v_t^T`, `o_t = S_t^T q_t`, in chunks."""
+    """Gated linear attention, the dual of Mamba-2, `S_t = a_t S_{t-1} + k_t v_t^T`, `o_t = S_t^T q_t`, in chunks."""
     shape = v.shape
     q, k, v, log_decay = (in_chunks(x, chunk) for x in (q, k, v, log_decay))
     since, between = decays(log_decay)
@@ -81,5 +81,5 @@ def gated_linear_attention(q, k, v, log_decay, chunk):
 
 
 def softmax_attention(q, k, v):
-    """Causal softmax attention, as PyTorch has it."""
+    """Causal softmax attention by PyTorch's own function."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)

@@ -1,7 +1,7 @@
-"""Falcon's kernels beside PyTorch's, in one run: `run.sh` sets the scene and calls this.
+"""Compares Falcon's kernels with PyTorch in one run. `run.sh` installs PyTorch, builds `falcon` and calls this.
 
-Every round times each row, ours and then theirs, back to back; medians are reported. Ours run in one `falcon` process that
-answers timing requests, theirs in this one.
+Every round times each row, ours (Falcon) and then theirs (PyTorch), back to back; medians are reported. Ours run in one
+`falcon` process that answers timing requests, theirs in this process.
 """
 
 import argparse
@@ -24,7 +24,7 @@ CHUNKS = (16, 32, 64, 128)
 
 @dataclass
 class Peer:
-    """Something to compare with: how to make its inputs, how to run it, and the ways to run it that may be faster."""
+    """An implementation to compare with: how to make its inputs, how to run it, and the options that may be fastest."""
 
     name: str
     inputs: callable
@@ -32,7 +32,7 @@ class Peer:
     ways: list
 
     def job(self, time, dim, heads, mode, way):
-        """A function that runs it once and returns the seconds."""
+        """A function that runs the peer once and returns the seconds."""
         torch.manual_seed(0)
         inputs = self.inputs(time, dim, heads, torch.float32, mode == "both")
         upstream = torch.randn(1, heads, time, dim)
@@ -95,7 +95,7 @@ class Row:
 
 
 def rows(quick):
-    """The comparisons, and what ours is meant to reach."""
+    """The comparisons, each with the ratio that ours should reach."""
     length = 512 if quick else 4096
     table = []
     for dim, forward, both in (64, 3, 8), (128, 2, 5):
@@ -148,8 +148,8 @@ def seconds(work):
 
 
 def tune(row, heads):
-    """The fastest way of the peer for this row. The ways take turns and the best of five counts, so that a disturbance
-    does not make them worse than they are."""
+    """The fastest options of the peer for this row. They take turns, and the best of five times counts, so that a
+    disturbance of the machine does not decide."""
     ways = row.peer.ways
     if len(ways) == 1:
         return ways[0]
@@ -196,11 +196,11 @@ def main():
     parser.add_argument("--falcon", default="falcon", help="the program to compare with")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--chunk", type=int, default=64, help="tokens a chunk of ours; theirs is tuned")
-    parser.add_argument("--repeats", type=int, default=7, help="rounds that count; one more comes first")
+    parser.add_argument("--chunk", type=int, default=64, help="tokens per chunk in ours; the chunk of theirs is tuned")
+    parser.add_argument("--repeats", type=int, default=7, help="rounds that count, after one that does not")
     parser.add_argument("--peer", choices=PEERS, action="append", help="only the rows with this peer; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="short sequences: does it work?")
-    parser.add_argument("--json", metavar="FILE", help="write the rows there too, with every timing")
+    parser.add_argument("--quick", action="store_true", help="short sequences, to see whether it works")
+    parser.add_argument("--json", metavar="FILE", help="also write the rows to this file, with every timing")
     args = parser.parse_args()
     if min(args.threads, args.heads, args.chunk, args.repeats) < 1:
         parser.error("--threads, --heads, --chunk and --repeats must be at least 1")

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds falcon, sets up PyTorch in a virtual environment beside this file, and compares the two. Arguments go to run.py.
+# Builds falcon, installs PyTorch in a virtual environment beside this file, and compares the two. Arguments are passed
+# to run.py.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -13,8 +14,8 @@ if ! cmp -s "$here/requirements.txt" "$here/.venv/installed.txt"; then
 fi
 (cd "$root" && cargo build --quiet --release --package falcon-cli >&2)
 
-# Both sides keep freed memory (glibc): otherwise large tensors come from the system anew every time, at a cost of up to a fifth
-# that depends on what ran before.
+# Both sides keep freed memory (glibc). Otherwise every large tensor is allocated from the system anew, which costs up
+# to a fifth of the time, depending on what ran before.
 export MALLOC_MMAP_THRESHOLD_="${MALLOC_MMAP_THRESHOLD_-8589934592}"
 export MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_-17179869184}"
 export MALLOC_ARENA_MAX="${MALLOC_ARENA_MAX-1}"

@@ -1,8 +1,9 @@
-"""One training step of a Transformer in PyTorch: what Falcon's models are held against.
+"""Times training steps of a Transformer in PyTorch, to compare Falcon's models with.
 
-The same architecture as the preset `transformer` (pre-norm RMSNorm, rotary positions, SwiGLU, tied embedding, no bias), the same
-optimizer (AdamW, global clipping at 1.0). Prints one JSON line: the median time of a step, and tokens a second. With --serve it takes
-a step for every line on stdin and prints its seconds: how `falcon bench train` interleaves with it.
+The architecture is that of the preset `transformer` (pre-norm RMSNorm, rotary positions, SwiGLU, tied embedding, no
+bias), and so is the optimizer (AdamW, global clipping at 1.0). Prints one JSON line: the median time of a step, and
+tokens per second. With --serve, takes a step for every line on stdin and prints its seconds, so that
+`falcon bench train` can interleave its own steps.
 """
 
 import argparse
@@ -26,12 +27,12 @@ class Attention(nn.Module):
     def forward(self, x, cos, sin):
         batch, steps, width = x.shape
         q, k, v = self.qkv(x).view(batch, steps, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        q, k = turn(q, cos, sin), turn(k, cos, sin)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(batch, steps, width))
 
 
-def turn(x, cos, sin):
+def rotate(x, cos, sin):
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
@@ -91,7 +92,7 @@ def main():
     ]:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
-    parser.add_argument("--serve", action="store_true", help="a step for every line on stdin")
+    parser.add_argument("--serve", action="store_true", help="take a step for every line on stdin")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)

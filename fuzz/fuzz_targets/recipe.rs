@@ -8,7 +8,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Map, Value, json};
 
-/// The contents of a file that is to be made.
+/// The contents of a file, from which [`Recipe::bytes`] makes it.
 pub struct Recipe {
     meta: Map<String, Value>,
     tensors: BTreeMap<String, Tensor>,
@@ -24,7 +24,7 @@ struct Tensor {
 
 impl Tensor {
     fn view(&self) -> TensorView<'_> {
-        TensorView::new(self.dtype, self.shape.clone(), &self.bytes).expect("as many bytes as numbers")
+        TensorView::new(self.dtype, self.shape.clone(), &self.bytes).expect("the bytes fit the type and the shape")
     }
 }
 
@@ -147,32 +147,32 @@ impl Recipe {
         variant: &str,
         [tokens, heads, dv]: [usize; 3],
     ) -> Result<()> {
-        let each = vec![tokens, heads];
+        let per_head = vec![tokens, heads];
         match variant {
             "retnet" => self.add(bytes, "in.decay", vec![heads], Range::Unit)?,
             "rls" => self.add(bytes, "in.lam", vec![heads], Range::Positive)?,
-            "deltanet" => self.add(bytes, "in.gain", each, Range::Positive)?,
+            "deltanet" => self.add(bytes, "in.gain", per_head, Range::Positive)?,
             "gated_deltanet" | "mamba2" => {
-                self.add(bytes, "in.eta", each.clone(), Range::Positive)?;
-                self.add(bytes, "in.g", each, Range::Unit)?;
+                self.add(bytes, "in.eta", per_head.clone(), Range::Positive)?;
+                self.add(bytes, "in.g", per_head, Range::Unit)?;
             }
             "online_ridge" => {
-                self.add(bytes, "in.beta", each.clone(), Range::Positive)?;
-                self.add(bytes, "in.lam", each, Range::Positive)?;
+                self.add(bytes, "in.beta", per_head.clone(), Range::Positive)?;
+                self.add(bytes, "in.lam", per_head, Range::Positive)?;
             }
             "normalized_linear_attention" => {
                 for name in ["in.eta", "in.lam"] {
                     if bytes.arbitrary()? {
-                        self.add(bytes, name, each.clone(), Range::Unit)?;
+                        self.add(bytes, name, per_head.clone(), Range::Unit)?;
                     }
                 }
             }
             _ if variant.starts_with("falcon") => {
                 let columns = matches!(variant, "falcon2" | "falcon2a");
-                let shape = if columns { vec![tokens, heads, dv] } else { each.clone() };
+                let shape = if columns { vec![tokens, heads, dv] } else { per_head.clone() };
                 self.add(bytes, "in.gain", shape, Range::Positive)?;
                 if self.meta["ridge"] != "off" {
-                    self.add(bytes, "in.lam", each, Range::Positive)?;
+                    self.add(bytes, "in.lam", per_head, Range::Positive)?;
                 }
             }
             _ => {}
@@ -206,7 +206,7 @@ impl Recipe {
         Ok(())
     }
 
-    /// A number from one byte: moderate, except for the extremes of the last few bytes.
+    /// A number from one byte: an extreme one for the eight largest bytes, else a moderate one.
     fn number(&mut self, bytes: &mut Unstructured<'_>, range: Range) -> Result<f64> {
         let byte: u8 = bytes.arbitrary()?;
         let extremes = [1e-300, 1e-40, 1e-8, 1e8, 1e30, 1e200, f64::INFINITY, f64::NAN];
@@ -246,8 +246,8 @@ impl Recipe {
             4 => {
                 // Another shape for the same numbers.
                 if let Some(tensor) = self.tensors.get_mut(&name) {
-                    let turn = bytes.int_in_range(0..=tensor.shape.len().saturating_sub(1))?;
-                    tensor.shape.rotate_left(turn);
+                    let shift = bytes.int_in_range(0..=tensor.shape.len().saturating_sub(1))?;
+                    tensor.shape.rotate_left(shift);
                 }
             }
             _ => {

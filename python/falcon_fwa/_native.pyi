@@ -1,4 +1,4 @@
-"""The kernels, compiled from Rust. Use `falcon_fwa.scan` or `falcon_fwa.ops`, which check and allocate."""
+"""The kernels, compiled from Rust. Use `falcon_fwa.scan` or `falcon_fwa.ops`, which check and allocate arrays."""
 
 from typing import Any, final
 

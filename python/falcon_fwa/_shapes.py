@@ -1,4 +1,4 @@
-"""Shapes of a call: what fits together, and what is said where it does not."""
+"""The shapes of a call: the checks that arguments fit together, and the shapes of its state."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ Shape = Sequence[int]
 
 
 class Sizes(NamedTuple):
-    """The sizes of a call.
-
-    ``sequences`` is the batch, or the number of packed sequences.
-    """
+    """The sizes of a call; ``sequences`` is the batch, or the number of packed sequences."""
 
     batch: int
     time: int
@@ -39,14 +36,14 @@ def resolve_rule(
     eps: float | None = None,
     gamma_floor: float | None = None,
 ) -> Rule:
-    """The rule that a call names, with its options; one that forgets by a ridge does not where none is given."""
+    """The rule of a call, with its options. A rule with a ridge becomes one without, if no ridge is given."""
     if isinstance(rule, Rule):
         given = (window, align, read, gain_kind, decay_kind, detach, eps, gamma_floor)
         if any(option is not None for option in given):
             raise TypeError("a Rule has its options already; give them to Rule(...), or name the rule by a string")
-        made = rule
+        resolved = rule
     else:
-        made = Rule(
+        resolved = Rule(
             rule,
             window=window,
             align=align,
@@ -57,18 +54,18 @@ def resolve_rule(
             eps=eps,
             gamma_floor=gamma_floor,
         )
-    if not has_decay and made.decay in ("ridge", "scaled-ridge"):
+    if not has_decay and resolved.decay in ("ridge", "scaled-ridge"):
         # Without a ridge nothing is forgotten.
-        made = Rule.parse(made.spec.replace(f"decay={made.decay}", "decay=none"))
-    for name, given, kind, absent in (
-        ("gain", has_gain, made.gain, "unit"),
-        ("ridge", has_decay, made.decay, "none"),
+        resolved = Rule.parse(resolved.spec.replace(f"decay={resolved.decay}", "decay=none"))
+    for name, has_input, kind, kind_without_input in (
+        ("gain", has_gain, resolved.gain, "unit"),
+        ("ridge", has_decay, resolved.decay, "none"),
     ):
-        if given and kind == absent:
-            raise ValueError(f"{name}: {made.name} takes none; leave it out")
-        if not given and kind != absent:
-            raise ValueError(f"{name}: {made.name} needs one ({kind}), got None")
-    return made
+        if has_input and kind == kind_without_input:
+            raise ValueError(f"{name}: {resolved.name} takes none; leave it out")
+        if not has_input and kind != kind_without_input:
+            raise ValueError(f"{name}: {resolved.name} needs one ({kind}), got None")
+    return resolved
 
 
 def check_shapes(
@@ -80,10 +77,10 @@ def check_shapes(
     decay: Shape | None,
     cu_seqlens: Shape | None,
 ) -> Sizes:
-    """The sizes of a call.
+    """Check the shapes of a call, and return its sizes.
 
     Raises:
-        ValueError: Names the argument, both shapes, and what is wrong.
+        ValueError: A shape does not fit. The message names the argument, what is expected, and its shape.
 
     """
     if len(q) != 4:
@@ -120,7 +117,7 @@ def check_shapes(
 
 
 def state_shapes(rule: Rule, sizes: Sizes) -> tuple[tuple[int, ...], ...]:
-    """Shapes of memory, last key, tail keys, tail values and counts."""
+    """Shapes of the parts of a state: memory, last key, tail keys, tail values and counts."""
     columns = sizes.dim_v + int(rule.normalised)
     tail = rule.window - 1
     return (
@@ -132,28 +129,28 @@ def state_shapes(rule: Rule, sizes: Sizes) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def check_state(rule: Rule, sizes: Sizes, state: Sequence[Shape]) -> None:
-    """Refuse a state of other sizes.
+def check_state(argument: str, rule: Rule, sizes: Sizes, shapes: Sequence[Shape]) -> None:
+    """Check the shapes of the parts of a state that was passed as ``argument``.
 
     Raises:
-        ValueError: Names the part, and both shapes.
+        ValueError: A shape does not fit. The message names the argument, the part, and both shapes.
 
     """
     names = ("memory", "last_key", "tail_key", "tail_value", "counts")
-    if len(state) != len(names):
-        raise ValueError(f"initial_state must have the parts {', '.join(names)}, got {len(state)} parts")
-    for name, got, expected in zip(names, state, state_shapes(rule, sizes), strict=True):
+    if len(shapes) != len(names):
+        raise ValueError(f"{argument} must have the parts {', '.join(names)}, got {len(shapes)} parts")
+    for name, got, expected in zip(names, shapes, state_shapes(rule, sizes), strict=True):
         if tuple(got) != expected:
-            raise ValueError(f"initial_state.{name} must be {list(expected)} for {rule.name}, got shape {list(got)}")
+            raise ValueError(f"{argument}.{name} must be {list(expected)} for {rule.name}, got shape {list(got)}")
 
 
 def saved_numbers(rule: Rule, sizes: Sizes, form: str, chunk_size: int, packed: bool) -> int:
-    """How many numbers a forward pass saves for the backward pass, at most."""
-    size = sizes.heads * sizes.dim_k * (sizes.dim_v + int(rule.normalised))
+    """The most numbers that a forward pass saves for the backward pass."""
+    memory_size = sizes.heads * sizes.dim_k * (sizes.dim_v + int(rule.normalised))
     stretch = rule.stretch(form, chunk_size)
     if stretch is None:
-        return sizes.sequences * size
+        return sizes.sequences * memory_size
     if packed:
-        # Where sequences end is not looked at: each may have one segment that is not full.
-        return (sizes.time // stretch + sizes.sequences) * size
-    return sizes.sequences * ((sizes.time + stretch - 1) // stretch) * size
+        # The lengths of the sequences are not known here, so count one incomplete segment for each.
+        return (sizes.time // stretch + sizes.sequences) * memory_size
+    return sizes.sequences * ((sizes.time + stretch - 1) // stretch) * memory_size

@@ -1,4 +1,4 @@
-"""Rules on NumPy arrays, and on any other array in the CPU's memory that speaks DLPack. No framework is needed."""
+"""Rules on NumPy arrays, and on other arrays in CPU memory that support DLPack. No framework is needed."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from ._shapes import Sizes, check_shapes, check_state, resolve_rule, saved_numbe
 
 
 class State(NamedTuple):
-    """What a continuation needs of the past, for each of ``N`` sequences."""
+    """The recurrent state of ``N`` sequences: all that is needed to resume them."""
 
     memory: np.ndarray
-    """``[N, heads, dim_k, dim_v]``; a normalised rule has one more column."""
+    """``[N, heads, dim_k, dim_v]``: the matrix ``S`` of every head. A normalised rule has ``dim_v + 1`` columns, the
+    last of which gives the total weight that reads are divided by."""
     last_key: np.ndarray
-    """``[N, key heads, dim_k]``: the key that the next value is paired with."""
+    """``[N, key heads, dim_k]``: the key of the last token. With ``align="next"``, the next value is paired with it."""
     tail_key: np.ndarray
     """``[N, window − 1, key heads, dim_k]``: keys of the latest pairs, the oldest first."""
     tail_value: np.ndarray
-    """``[N, window − 1, heads, dim_v]``: their values."""
+    """``[N, window − 1, heads, dim_v]``: values of the same pairs."""
     counts: np.ndarray
-    """``[N, 2]``: whether there was a token, and how many pairs the tail holds."""
+    """``[N, 2]``, int64: 1 if the sequence has had a token, else 0; and the number of pairs that its tail holds."""
 
 
 class Gradients(NamedTuple):
-    """Gradients of the inputs of a call, each in the shape of its input."""
+    """Gradients with respect to the inputs of a call, each in the shape of its input; ``None`` for inputs not given."""
 
     q: np.ndarray
     k: np.ndarray
@@ -37,14 +38,14 @@ class Gradients(NamedTuple):
     gain: np.ndarray | None
     ridge: np.ndarray | None
     state: State
-    """Of the initial state; its ``counts`` are those of that state."""
+    """The gradient with respect to the initial state. ``counts`` is no gradient, but a copy of that state's counts."""
 
 
 def _array(name: str, array: Any) -> np.ndarray:
-    """An array as NumPy sees it, where it lies; rows are put side by side if they are not."""
+    """A NumPy view of an array; a copy if its last axis is not contiguous or a stride is negative."""
     if not isinstance(array, np.ndarray):
         if not hasattr(array, "__dlpack__"):
-            raise TypeError(f"{name} must be an array that speaks DLPack, got {type(array).__name__}")
+            raise TypeError(f"{name} must be an array that supports DLPack, got {type(array).__name__}")
         array = np.from_dlpack(array)
     if array.dtype not in (np.float32, np.float64):
         raise TypeError(f"{name} must be float32 or float64, got {array.dtype}")
@@ -54,7 +55,7 @@ def _array(name: str, array: Any) -> np.ndarray:
 
 
 class _Call:
-    """A checked call: the arrays that go in, and the sizes of those that come out."""
+    """The arguments of a call, checked, with the sizes of its results."""
 
     def __init__(
         self,
@@ -83,25 +84,31 @@ class _Call:
         self.inputs = (q, k, v, gain, decay)
         self.dtype, self.form, self.chunk_size = q.dtype, form, chunk_size
         self.threads = threads or len(os.sched_getaffinity(0))
-        self.state = self.empty_state(np.zeros) if initial_state is None else self._given_state(initial_state)
+        self.state = self.new_state(np.zeros) if initial_state is None else self._checked_state(initial_state)
 
-    def empty_state(self, make: Callable[..., np.ndarray]) -> State:
-        *numbers, counts = state_shapes(self.rule, self.sizes)
-        return State(*(make(shape, dtype=self.dtype) for shape in numbers), make(counts, dtype=np.int64))
+    def new_state(self, allocate: Callable[..., np.ndarray]) -> State:
+        """A state for the sequences of the call, whose arrays come from ``np.zeros`` or ``np.empty``."""
+        *shapes, counts_shape = state_shapes(self.rule, self.sizes)
+        arrays = (allocate(shape, dtype=self.dtype) for shape in shapes)
+        return State(*arrays, allocate(counts_shape, dtype=np.int64))
 
-    def _given_state(self, state: State) -> State:
-        check_state(self.rule, self.sizes, [np.shape(part) for part in state])
-        *numbers, counts = state
-        arrays = (np.ascontiguousarray(_array("initial_state", part)) for part in numbers)
-        state = State(*arrays, np.ascontiguousarray(counts, dtype=np.int64))
-        if any(part.dtype != self.dtype for part in state[:4]):
-            raise TypeError(f"initial_state must have the dtype of q, {self.dtype}")
-        return state
+    def _checked_state(self, state: State) -> State:
+        """The initial state as contiguous arrays; an error names the part that does not fit."""
+        check_state("initial_state", self.rule, self.sizes, [np.shape(part) for part in state])
+        *parts, counts = state
+        arrays = []
+        for field, part in zip(State._fields[:4], parts, strict=True):
+            name = f"initial_state.{field}"
+            array = np.ascontiguousarray(_array(name, part))
+            if array.dtype != self.dtype:
+                raise TypeError(f"{name} must have the dtype of q, {self.dtype}, got {array.dtype}")
+            arrays.append(array)
+        return State(*arrays, np.ascontiguousarray(counts, dtype=np.int64))
 
     def forward(self, save: bool) -> tuple[np.ndarray, State, np.ndarray | None]:
         sizes, rule = self.sizes, self.rule
         out = np.empty((sizes.batch, sizes.time, sizes.heads, sizes.dim_v), self.dtype)
-        final = self.empty_state(np.empty)
+        final = self.new_state(np.empty)
         saved = None
         if save:
             saved = np.empty(
@@ -141,23 +148,28 @@ def scan(
 
     Args:
         q: Queries ``[batch, time, key heads, dim_k]``, float32 or float64.
-        k: Keys, shaped as the queries. Value head ``h`` uses key head ``h // (heads // key_heads)``.
+        k: Keys, in the shape of the queries. Value head ``h`` uses key head ``h // (heads // key_heads)``.
         v: Values ``[batch, time, heads, dim_v]``.
-        gain: ``β`` or ``η`` ``[batch, time, heads]``, with one more axis of ``dim_v`` for per-column rules;
-            ``None`` for
-            rules that have none.
-        ridge: The ridge ``λ̄`` ``[batch, time, heads]`` of a Falcon rule, or the gate ``γ`` of a rule that has
-            one. ``None``
-            forgets nothing.
+        gain: The gain of every token, ``[batch, time, heads]``, or ``[batch, time, heads, dim_v]`` for per-column rules
+            (Falcon-2 and 2A). Its meaning depends on the rule (``Rule.gain``): with ``"beta"`` it is ``β ∈ [0, 2]``,
+            from which the step size ``η`` is computed, and with ``"eta"`` it is ``η ≥ 0`` itself. Rules with ``"unit"``
+            have ``η = 1`` and take ``None``.
+        ridge: How much every token forgets, ``[batch, time, heads]``. Its meaning depends on the rule (``Rule.decay``):
+            with ``"scaled-ridge"``, the default of all Falcon rules, it is the ridge ``λ̄ ≥ 0`` in units of the energy,
+            and with ``"ridge"`` it is ``λ ≥ 0``; given ``None``, such rules forget nothing. Rules with ``"gate"`` need
+            the decay factor ``γ ∈ [0, 1]``, which has the shape of the gain for per-column rules. Rules with ``"none"``
+            take ``None``.
         rule: One of ``falcon_fwa.RULES``, or a :class:`falcon_fwa.Rule`.
-        initial_state: Where the sequences go on from.
-        cu_seqlens: ``[sequences + 1]``: where packed sequences begin, and the end of the last; the batch is then 1.
-        chunk_size: Tokens of a chunk. Results differ by rounding only.
-        form: ``"chunked"``, ``"recurrent"`` (the definition) or ``"masked"``. Results differ by rounding only.
-        threads: Threads; those of the machine if not given. Results do not depend on it.
-        options: Options of the rule: ``window``, ``align``, ``read``, ``gain_kind``, ``decay_kind``,
-            ``detach``, ``eps``
-            and ``gamma_floor``, as in :class:`falcon_fwa.Rule`.
+        initial_state: The state to resume from, as an earlier call returned it. By default, sequences start afresh.
+        cu_seqlens: For sequences that are packed along time: the start of each, and the end of the last,
+            ``[sequences + 1]``. The batch must then be 1.
+        chunk_size: Tokens per chunk of the chunked form. Results differ by rounding only.
+        form: ``"chunked"``, ``"recurrent"`` (the definition, step by step) or ``"masked"`` (time and memory grow with
+            the square of the length). Results differ by rounding only.
+        threads: Number of threads; by default one for each CPU that the process may use. Results do not depend on it.
+        options: Options that replace those of a rule given by name: ``window``, ``align``, ``read``, ``gain_kind``,
+            ``decay_kind``, ``detach``, ``eps`` and ``gamma_floor``, as in :class:`falcon_fwa.Rule`, where
+            ``gain_kind`` and ``decay_kind`` are called ``gain`` and ``decay``.
 
     Returns:
         The outputs ``[batch, time, heads, dim_v]``, and the state after the last token of each sequence.
@@ -183,12 +195,14 @@ def vjp(
     threads: int | None = None,
     **options: Any,
 ) -> tuple[np.ndarray, State, Callable[..., Gradients]]:
-    """Run a rule as :func:`scan` does, and return a function that takes gradients back.
+    """Run a rule as :func:`scan` does, and also return the function that computes its gradients.
+
+    The arguments are those of :func:`scan`.
 
     Returns:
-        The outputs, the final state, and ``backward(grad_out, grad_state=None)``, which takes the gradient of
-        the outputs
-        and, if something depends on it, of the final state, and returns :class:`Gradients`.
+        The outputs, the final state, and the function ``backward(grad_out, grad_state=None)``. It takes the gradients
+        of a loss with respect to the outputs and, if the loss depends on it, the final state (a :class:`State` whose
+        ``counts`` are ignored), and returns the :class:`Gradients` with respect to the inputs.
 
     """
     call = _Call((q, k, v, gain, ridge), initial_state, cu_seqlens, chunk_size, form, threads, rule, options)
@@ -198,18 +212,18 @@ def vjp(
         grad_out = _array("grad_out", grad_out)
         if grad_out.shape != out.shape or grad_out.dtype != out.dtype:
             got = f"{list(grad_out.shape)} {grad_out.dtype}"
-            raise ValueError(f"grad_out must be {list(out.shape)} {out.dtype}, as the outputs are, got {got}")
-        upstream = None
+            expected = f"{list(out.shape)} {out.dtype}"
+            raise ValueError(f"grad_out must have the shape and dtype of the outputs, {expected}, got {got}")
+        grad_final = None
         if grad_state is not None:
-            check_state(call.rule, call.sizes, [np.shape(part) for part in grad_state])
-            upstream = tuple(np.ascontiguousarray(part, dtype=call.dtype) for part in grad_state[:4])
+            check_state("grad_state", call.rule, call.sizes, [np.shape(part) for part in grad_state])
+            grad_final = tuple(np.ascontiguousarray(part, dtype=call.dtype) for part in grad_state[:4])
         grads = tuple(None if array is None else np.zeros(array.shape, call.dtype) for array in call.inputs)
-        incoming = call.empty_state(np.empty)
+        grad_initial = call.new_state(np.empty)
         _native.backward(
             call.rule.spec, call.form, call.chunk_size, call.inputs, call.offsets, call.state, saved, grad_out,
-            upstream,
-            grads, incoming, call.threads,
+            grad_final, grads, grad_initial, call.threads,
         )  # fmt: skip
-        return Gradients(*grads, incoming)
+        return Gradients(*grads, grad_initial)
 
     return out, final, backward

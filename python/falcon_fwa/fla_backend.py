@@ -1,9 +1,9 @@
 """flash-linear-attention and transformers on our CPU kernels: :func:`enable_fla` and :func:`disable_fla`.
 
-flash-linear-attention (fla) computes on GPUs, and fails on tensors of a CPU. Some of its functions ask a registry of
-backends first, and there we register one. The others are replaced, in the modules of fla and transformers that hold
-them, by a function that looks at its arguments. Either way only calls that our kernels can answer are taken, and all
-others go where they went before. Retention needs no entry: fla computes it by simple GLA.
+flash-linear-attention (fla) runs on GPUs, and fails on CPU tensors. Some of its functions first look for a backend in a
+registry, where we register ours. The other functions are replaced, in every module of fla and transformers that refers
+to them, by a wrapper that looks at the arguments. Either way, calls that our kernels support go to our kernels, and all
+other calls go where they went before. Retention needs no entry: fla computes it with simple GLA.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from .ops import fla as ops
 _NAME = "falcon_fwa"
 _PACKAGES = ("fla", "transformers", "transformers_modules")
 _UNSUPPORTED = ("cp_context", "gk", "gv", "output_attentions", "reverse")
+"""Arguments that our functions have because fla's do, but do not support."""
 _KEYWORDS = ("A_log", "chunk_size", "dt_bias", "transpose_state_layout", "use_gate_in_kernel")
+"""Arguments that our functions accept through ``**kwargs``."""
 
 
 class FlaReport(NamedTuple):
-    """What :func:`enable_fla` took, by full names."""
+    """The functions that :func:`enable_fla` redirected, by their full names."""
 
     registered: tuple[str, ...]
     """Functions of fla that find our kernels in its registry of backends."""
     patched: tuple[str, ...]
     """Functions of fla that were replaced."""
     transformers: tuple[str, ...]
-    """Functions of models of transformers that were replaced; models loaded later are added as they come."""
+    """Functions of models of transformers that were replaced; a later call also reports models loaded since."""
 
 
 def _fused_chunk_simple_gla(
@@ -88,7 +90,7 @@ _FLA: dict[str, dict[str, Callable[..., Any]]] = {
         "fused_recurrent_linear_attn": ops.fused_recurrent_linear_attn,
     },
 }
-"""Functions of ``fla.ops`` and what computes them here."""
+"""Functions of ``fla.ops``, and our functions for them."""
 
 _TRANSFORMERS: dict[str, Callable[..., Any] | None] = {
     "torch_chunk_gated_delta_rule": ops.chunk_gated_delta_rule,
@@ -98,17 +100,17 @@ _TRANSFORMERS: dict[str, Callable[..., Any] | None] = {
     "causal_conv1d_fn": None,
     "causal_conv1d_update": None,
 }
-"""Functions of models of transformers and what computes them here; ``None`` is transformers' plain PyTorch."""
+"""Functions of models of transformers, and our functions for them; ``None`` is transformers' plain PyTorch."""
 
 _replaced: dict[int, tuple[Callable[..., Any], Callable[..., Any]]] = {}
-"""By the identity of what was replaced: that, and what replaced it."""
+"""For each replaced function, by its ``id``: the function itself, and its replacement."""
 _undo: list[Callable[[], None]] = []
-"""What else is to be undone."""
+"""Further steps of :func:`disable_fla`, which takes them in reverse order."""
 _report: FlaReport | None = None
 
 
 def _refusal(names: frozenset[str], given: dict[str, Any]) -> str | None:
-    """Why our kernels cannot answer a call with these arguments, or ``None`` if they can."""
+    """Why our function, whose arguments are ``names``, cannot compute a call, or ``None`` if it can."""
     for name, value in given.items():
         if isinstance(value, Tensor) and value.device.type != "cpu":
             return f"{name} is on {value.device}"
@@ -118,11 +120,11 @@ def _refusal(names: frozenset[str], given: dict[str, Any]) -> str | None:
 
 
 def _verifier(ours: Callable[..., Any]) -> Callable[..., tuple[bool, str | None]]:
-    """Make what fla's registry asks before it gives us a call."""
+    """The function that fla's registry calls to find out whether ours can compute a call."""
     parameters = inspect.signature(ours).parameters
     order = tuple(parameters)
-    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    names = frozenset(order + (_KEYWORDS if open_ended else ()))
+    has_kwargs = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    names = frozenset(order + (_KEYWORDS if has_kwargs else ()))
 
     def verify(*args: Any, **kwargs: Any) -> tuple[bool, str | None]:
         reason = _refusal(names, dict(zip(order, args, strict=False)) | kwargs)
@@ -132,7 +134,7 @@ def _verifier(ours: Callable[..., Any]) -> Callable[..., tuple[bool, str | None]
 
 
 def _fla_function(ours: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Ours where it can answer, the original elsewhere."""
+    """A wrapper that calls our function if it can compute the call, else the original."""
     verify = _verifier(ours)
 
     @functools.wraps(original)
@@ -143,7 +145,7 @@ def _fla_function(ours: Callable[..., Any], original: Callable[..., Any]) -> Cal
 
 
 def _transformers_function(ours: Callable[..., Any] | None, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Ours on the CPU, or the plain PyTorch that transformers has below its choice of kernels."""
+    """A wrapper that calls our function on the CPU; without one, the plain PyTorch that ``original`` wraps."""
     names = frozenset(inspect.signature(ours or original).parameters)
     exporting = getattr(torch.compiler, "is_exporting", bool)
 
@@ -153,18 +155,18 @@ def _transformers_function(ours: Callable[..., Any] | None, original: Callable[.
             packed = kwargs.get("cu_seqlens") is not None or kwargs.get("seq_idx") is not None
             on_cpu = all(value.device.type == "cpu" for value in args if isinstance(value, Tensor))
             return (original.__wrapped__ if on_cpu and not packed else original)(*args, **kwargs)
-        # Models hand on whatever they were given; transformers drops what a function does not take, and so do we.
-        known = {name: value for name, value in kwargs.items() if name in names}
-        given = dict(zip(("q", "k", "v"), args, strict=False)) | known
+        # Models pass all their keyword arguments on. As transformers does, drop those that the function does not have.
+        accepted = {name: value for name, value in kwargs.items() if name in names}
+        given = dict(zip(("q", "k", "v"), args, strict=False)) | accepted
         if len(args) != 3 or exporting() or _refusal(names, given) is not None:
             return original(*args, **kwargs)
-        return ours(*args, **known)
+        return ours(*args, **accepted)
 
     return call
 
 
 def _swap(table: dict[int, Callable[..., Any]]) -> None:
-    """Replace functions, given by identity, in all modules of fla and transformers."""
+    """Replace functions in all modules of fla and transformers; ``table`` maps their ``id`` to their replacements."""
     for path, module in list(sys.modules.items()):
         if module is not None and path.partition(".")[0] in _PACKAGES:
             for name, value in list(vars(module).items()):
@@ -172,32 +174,32 @@ def _swap(table: dict[int, Callable[..., Any]]) -> None:
                     setattr(module, name, table[id(value)])
 
 
-def _take(original: Callable[..., Any], replacement: Callable[..., Any]) -> None:
+def _plan_replacement(original: Callable[..., Any], replacement: Callable[..., Any]) -> None:
     _replaced[id(original)] = (original, replacement)
 
 
-def _take_model(module: ModuleType | None) -> None:
-    """Note what a module of a model holds of ``_TRANSFORMERS``."""
+def _plan_model(module: ModuleType | None) -> None:
+    """Plan to replace the functions of ``_TRANSFORMERS`` that the module of a model has."""
     ours = {id(replacement) for _, replacement in _replaced.values()}
     for name, function in _TRANSFORMERS.items():
         original = vars(module).get(name) if module is not None else None
-        # Functions that choose between kernels and plain PyTorch wrap the latter; plain ones stay.
+        # A function that chooses between kernels and plain PyTorch wraps the latter. Plain functions are not replaced.
         if hasattr(original, "__wrapped__") and id(original) not in _replaced and id(original) not in ours:
-            _take(original, _transformers_function(function, original))
+            _plan_replacement(original, _transformers_function(function, original))
 
 
 def _enable_transformers() -> None:
-    """Take the models that are loaded, and note those that will be when they define their classes."""
+    """Plan to replace functions of loaded models; those of later models are replaced when they define their classes."""
     for path, module in list(sys.modules.items()):
         if path.startswith(("transformers.models.", "transformers_modules.")):
-            _take_model(module)
+            _plan_model(module)
     base = importlib.import_module("transformers.modeling_utils").PreTrainedModel
     original = vars(base)["__init_subclass__"]
 
     def init_subclass(cls: type, **kwargs: Any) -> None:
         original.__get__(None, cls)(**kwargs)
         before = len(_replaced)
-        _take_model(sys.modules.get(cls.__module__))
+        _plan_model(sys.modules.get(cls.__module__))
         if len(_replaced) > before:
             _swap({key: replacement for key, (_, replacement) in _replaced.items()})
 
@@ -206,7 +208,7 @@ def _enable_transformers() -> None:
 
 
 def _enable_registry(entries: dict[str, Callable[..., Any]]) -> list[str]:
-    """Register a backend where fla dispatches; gives the names of these functions."""
+    """Register our backend for the functions that look for one, and return the names of these functions."""
     backends = importlib.import_module("fla.backends")
     if getattr(backends, "_DISPATCH_DISABLED", True):
         return []
@@ -219,7 +221,7 @@ def _enable_registry(entries: dict[str, Callable[..., Any]]) -> list[str]:
         backends.register(target)(backend)
         _undo.append(lambda: (registry._backends.pop(_NAME, None), registry._logged.intersection_update(logged)))
 
-    # One function asks the registry of its whole operation, the others have one each.
+    # One function uses the registry of its whole operation; each of the others has a registry of its own.
     register("gated_delta_rule", backends._operation_registries["gated_delta_rule"])
     names = ["chunk_gated_delta_rule"]
     for operation, functions in _FLA.items():
@@ -233,6 +235,7 @@ def _enable_registry(entries: dict[str, Callable[..., Any]]) -> list[str]:
 
 
 def _enable_fla() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Register our backend, plan to replace the other functions, and return the full names of both kinds."""
     modules = {operation: importlib.import_module(f"fla.ops.{operation}") for operation in _FLA}
     registered = _enable_registry({name: ours for functions in _FLA.values() for name, ours in functions.items()})
     paths: tuple[list[str], list[str]] = ([], [])
@@ -241,24 +244,24 @@ def _enable_fla() -> tuple[tuple[str, ...], tuple[str, ...]]:
             paths[name not in registered].append(f"fla.ops.{operation}.{name}")
             if name not in registered:
                 original = getattr(modules[operation], name)
-                _take(original, _fla_function(ours, original))
+                _plan_replacement(original, _fla_function(ours, original))
     return tuple(paths[0]), tuple(paths[1])
 
 
-def _held() -> tuple[str, ...]:
-    """Where modules of models hold replacements now."""
+def _replaced_in_models() -> tuple[str, ...]:
+    """The full names of the functions of models that are replaced now."""
     ours = {id(replacement) for _, replacement in _replaced.values()}
     modules = [(path, module) for path, module in list(sys.modules.items()) if path.startswith(_PACKAGES[1:])]
-    held = [(path, name) for path, module in modules for name in _TRANSFORMERS if id(vars(module).get(name)) in ours]
-    return tuple(f"{path}.{name}" for path, name in held)
+    found = [(path, name) for path, module in modules for name in _TRANSFORMERS if id(vars(module).get(name)) in ours]
+    return tuple(f"{path}.{name}" for path, name in found)
 
 
 def enable_fla() -> FlaReport:
-    """Let flash-linear-attention and transformers' gated-delta-rule models compute on the CPU by our kernels.
+    """Make flash-linear-attention and transformers' gated-delta-rule models use our kernels on the CPU.
 
-    Tensors on other devices, and arguments that our kernels do not know (``gk``, ``gv``, ``cp_context``, ``reverse``,
-    ``output_attentions``), go to fla as before. Either package may be absent. Calling it again changes nothing. The
-    report names the functions that were taken.
+    Calls with tensors on other devices, or with arguments that our kernels do not support (``gk``, ``gv``,
+    ``cp_context``, ``reverse``, ``output_attentions``), go where they went before. Either package may be absent. A
+    second call changes nothing. The report names the functions that were redirected.
     """
     global _report
     if _report is None:
@@ -267,11 +270,11 @@ def enable_fla() -> FlaReport:
             _enable_transformers()
         _swap({key: replacement for key, (_, replacement) in _replaced.items()})
         _report = FlaReport(registered, patched, ())
-    return _report._replace(transformers=_held())
+    return _report._replace(transformers=_replaced_in_models())
 
 
 def disable_fla() -> None:
-    """Undo :func:`enable_fla`: every function is again the one it was."""
+    """Undo :func:`enable_fla`: restore every function."""
     global _report
     _swap({id(replacement): original for original, replacement in _replaced.values()})
     while _undo:

@@ -17,16 +17,15 @@ from ._native import RULES, Rule
 from .ops import FalconState, backend_of, falcon, falcon_step
 
 _FULL_STEP = math.log(math.e - 1)
-"""``softplus`` of it is 1: steps begin at full size."""
+"""The number whose ``softplus`` is 1, so that a new layer takes full steps."""
 _LARGEST_GAIN = 2.0
 
 
 @dataclass(frozen=True)
 class MixerOptions:
-    """What a layer is made of: the keys of ``config.json`` that are the layer's.
+    """The options of a layer: those keys of ``config.json`` that belong to the layer.
 
-    The defaults are the block that the paper's authors use for Falcon, with RMS-normalised keys and a learned
-    step size.
+    The defaults are the block of the paper's authors for Falcon, with RMS-normalised keys and a learned step size.
     """
 
     mixer: str = "falcon-1"
@@ -67,7 +66,7 @@ class MixerOptions:
 
     @classmethod
     def of(cls, config: Any) -> MixerOptions:
-        """Those of a model's configuration."""
+        """The options in a model's configuration."""
         return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
 
     def __post_init__(self) -> None:
@@ -81,9 +80,9 @@ class MixerOptions:
             "output_norm": ("none", "head", "all"),
             "output_gate": ("none", "after-norm", "before-norm"),
         }
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         for name in ("num_heads", "num_key_heads", "head_dim", "head_v_dim", "window"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
@@ -94,12 +93,12 @@ class MixerOptions:
 
     @property
     def softmax(self) -> bool:
-        """Whether it is softmax attention, and no rule."""
+        """Whether the layer is softmax attention instead of a rule."""
         return self.mixer == "softmax"
 
     @property
     def rule(self) -> Rule:
-        """The rule with all options in place."""
+        """The rule with these options."""
         named = Rule(self.mixer)
         gain = {"none": "unit", "beta": "beta"}.get(self.gain, "eta")
         ridge = named.decay if named.decay in ("ridge", "scaled-ridge") else "scaled-ridge"
@@ -125,7 +124,7 @@ class RmsNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Over the last axis."""
+        """Normalise over the last axis."""
         return functional.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
 
@@ -138,9 +137,10 @@ class ShortConv(nn.Module):
         self.activation = activation
 
     def forward(self, x: Tensor, past: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        """``[batch, time, channels]``, and what was before, ``[sequences, channels, taps − 1]``.
+        """Convolve ``x``, ``[batch, time, channels]``; return the result, and the ``past`` of the next call.
 
-        Returns the same of both.
+        ``past`` has the last ``taps − 1`` inputs of each sequence, ``[sequences, channels, taps − 1]``; ``None`` stands
+        for zeros.
         """
         kept = self.weight.shape[-1] - 1
         sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -152,7 +152,7 @@ class ShortConv(nn.Module):
             y = self._taps(long, x.shape[1])
             after = long[:, long.shape[1] - kept :]
         else:
-            # Every sequence behind its own past, in one row.
+            # Lay all sequences out in one row, each after its own past.
             lengths = cu_seqlens.diff()
             starts = cu_seqlens[:-1] + kept * torch.arange(sequences, device=x.device)
             place = torch.arange(x.shape[1], device=x.device) + kept * (
@@ -176,9 +176,9 @@ class ShortConv(nn.Module):
 
 
 def rotary(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Pairs of features turned by an angle that grows with the position.
+    """Rotary positions: rotate pairs of features by angles that grow with the position.
 
-    ``x`` is ``[batch, time, heads, dim]``, ``positions`` ``[batch, time]``; feature ``i`` goes with feature
+    ``x`` is ``[batch, time, heads, dim]``, ``positions`` is ``[batch, time]``. Feature ``i`` is paired with feature
     ``i + dim/2``.
     """
     half = x.shape[-1] // 2
@@ -203,11 +203,13 @@ class FalconAttention(nn.Module):
 
     Args:
         hidden_size: Width of the input and of the output.
-        num_heads: Heads, each with a memory of its own.
+        num_heads: Number of heads, each with a memory of its own.
         rule: One of ``falcon_fwa.RULES``, or ``"softmax"``.
-        layer_idx: Which layer it is, for caches.
-        num_layers: How many there are, for Lightning's decays.
-        options: Keys of :class:`MixerOptions`. ``head_dim`` is ``hidden_size // num_heads`` if not given.
+        layer_idx: Index of the layer in its model, for caches and for Lightning's decays.
+        num_layers: Number of layers of the model, for Lightning's decays and the initial output matrix.
+        options: All options at once, in place of ``num_heads``, ``rule`` and ``keys``.
+        keys: Options by name, as in :class:`MixerOptions`. ``head_dim`` is ``hidden_size // num_heads`` if not given,
+            ``head_v_dim`` is ``head_dim``, ``num_key_heads`` is ``num_heads``, and ``window`` is that of the rule.
 
     """
 
@@ -232,7 +234,7 @@ class FalconAttention(nn.Module):
                 defaults["window"] = Rule(rule).window
             options = MixerOptions(mixer=rule, num_heads=num_heads, **{**defaults, **keys})
         elif keys:
-            raise TypeError(f"options has {', '.join(keys)} already; give one of them")
+            raise TypeError(f"options already contains {', '.join(keys)}; set it there")
         self.options, self.layer_idx = options, layer_idx
         o = options
         self._rule = None if o.softmax else o.rule
@@ -256,7 +258,7 @@ class FalconAttention(nn.Module):
         self.o_norm = RmsNorm(norm_width, o.norm_eps) if norm_width else None
         self.o_proj = _linear(values_width, hidden_size)
         self.D = nn.Parameter(torch.ones(o.num_heads)) if o.value_skip else None
-        # Plain numbers: a module may be made before there is memory for its tensors.
+        # Plain numbers, not a tensor: a module may be created on the meta device, where tensors have no values.
         self.fixed_decay = None
         if o.decay == "fixed":
             self.fixed_decay = [1 - 2.0 ** (-5 - head) for head in range(o.num_heads)]
@@ -279,7 +281,7 @@ class FalconAttention(nn.Module):
 
     @property
     def backend(self) -> str:
-        """How it computes on the device it is on: ``kernels``, or ``torch`` for softmax attention."""
+        """The backend on the layer's device: ``kernels`` on the CPU; always ``torch`` for softmax attention."""
         return "torch" if self._rule is None else backend_of(self.o_proj.weight.device)
 
     def forward(
@@ -297,16 +299,14 @@ class FalconAttention(nn.Module):
 
         Args:
             hidden_states: ``[batch, time, hidden_size]``.
-            attention_mask: ``[batch, time]`` or longer, 0 for padding; sequences are then packed, so that
-                padding changes nothing.
+            attention_mask: ``[batch, time]`` or longer, 0 for padding, which does not affect other tokens.
             past_key_values: A cache of transformers, with the state of this layer.
-            use_cache: Whether the state after these tokens goes into ``past_key_values``.
-            output_attentions: Not available: there are no attention weights.
-            cu_seqlens: Where packed sequences begin, and the end of the last; the batch is then 1.
+            use_cache: Whether to store the state after these tokens in ``past_key_values``.
+            output_attentions: Ignored: there are no attention weights.
+            cu_seqlens: For packed sequences: the start of each, and the end of the last. The batch must then be 1.
 
         Returns:
-            The outputs ``[batch, time, hidden_size]``, ``None`` in the place of attention weights, and
-            ``past_key_values``.
+            The outputs ``[batch, time, hidden_size]``, ``None`` in place of attention weights, and ``past_key_values``.
 
         """
         del output_attentions
@@ -315,7 +315,7 @@ class FalconAttention(nn.Module):
             packing = Packing.of(attention_mask[:, -hidden_states.shape[1] :])
         x = hidden_states
         if attention_mask is not None and self.options.softmax and self.options.conv_size > 0:
-            # Padding is not packed away here; zeros are what a convolution has before the first token.
+            # Softmax attention keeps padding in the batch. Convolutions must see zeros there, as before a sequence.
             x = x * attention_mask[:, -x.shape[1] :].unsqueeze(-1).to(x.dtype)
         if packing is not None:
             x, cu_seqlens = packing.pack(x), packing.cu_seqlens
@@ -388,7 +388,7 @@ class FalconAttention(nn.Module):
         return q, k, v
 
     def gates(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Gains and decays of the tokens ``[batch, time, hidden_size]``: what the rule is steered with."""
+        """The gains and decays that the rule takes for the tokens ``x``, ``[batch, time, hidden_size]``."""
         o, per_column = self.options, self._rule.per_column
         decay = delta = gain = None
         if o.decay in ("lambda", "selective"):
@@ -470,7 +470,7 @@ class FalconAttention(nn.Module):
 
 
 class Packing:
-    """Padded sequences, packed one after the other."""
+    """Moves the tokens of a padded batch into one row without padding, and back."""
 
     def __init__(self, mask: Tensor) -> None:
         self.batch, self.time = mask.shape
@@ -480,7 +480,7 @@ class Packing:
 
     @classmethod
     def of(cls, mask: Tensor) -> Packing | None:
-        """``[batch, time]``; nothing to pack where nothing is padding."""
+        """The packing for a mask ``[batch, time]``, which is 0 for padding; ``None`` if there is no padding."""
         mask = mask.to(torch.bool)
         return None if bool(mask.all()) else cls(mask)
 
@@ -489,16 +489,16 @@ class Packing:
         return x.flatten(0, 1)[self.places].unsqueeze(0)
 
     def unpack(self, x: Tensor) -> Tensor:
-        """And back, with zeros where there was padding."""
+        """``[1, tokens, …]`` to ``[batch, time, …]``, with zeros where there was padding."""
         out = x.new_zeros((self.batch * self.time, *x.shape[2:]))
         return out.index_copy(0, self.places, x[0]).unflatten(0, (self.batch, self.time))
 
 
 class _Past:
-    """What a layer of a cache keeps.
+    """The state that a cache has for a layer, which is updated if ``keep``.
 
-    Convolutions of q, k and v are its ``conv_states``; memory, last key, both tails, counts and positions its
-    ``recurrent_states``.
+    The ``conv_states`` of the cache are the last inputs of the convolutions of q, k and v. Its ``recurrent_states`` are
+    memory, last key, both tails, counts and positions.
     """
 
     POSITIONS = 5
@@ -526,7 +526,7 @@ class _Past:
                 self.cache.update_recurrent_state(part.detach(), state_idx=index)
 
     def positions(self, x: Tensor, cu_seqlens: Tensor | None, mask: Tensor | None, softmax: bool) -> Tensor:
-        """Of every token in its sequence, ``[batch, time]``."""
+        """The position of every token in its sequence, ``[batch, time]``."""
         batch, time = x.shape[:2]
         if mask is not None:
             # Softmax attention keeps padding in its cache.

@@ -39,10 +39,10 @@ _STATES = 6
 
 
 class FalconFwaCacheLayer(LinearAttentionAndFullAttentionLayer):
-    """What a cache of transformers keeps for a layer.
+    """The part of a transformers cache that belongs to one layer.
 
-    A rule has a state that does not grow; softmax attention has keys and values, which do. How many tokens
-    went into it is counted.
+    For a rule it holds the recurrent state, whose size is fixed; for softmax attention keys and values, which grow with
+    the sequence. It also counts the tokens that the layer has read.
     """
 
     def __init__(self, **_: Any) -> None:
@@ -50,11 +50,11 @@ class FalconFwaCacheLayer(LinearAttentionAndFullAttentionLayer):
         self.tokens = 0
 
     def get_seq_length(self) -> int:
-        """Tokens so far, padding included: where ``generate`` goes on."""
+        """The number of tokens so far, padding included. ``generate`` continues after them."""
         return self.tokens
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Take the states of other sequences, as a beam search does."""
+        """Give every sequence the state of sequence ``beam_idx``, for beam search."""
         if self.is_initialized:
             self.keys, self.values = self.keys.index_select(0, beam_idx), self.values.index_select(0, beam_idx)
         for states in (self.conv_states, self.recurrent_states):
@@ -68,18 +68,18 @@ class FalconFwaCacheLayer(LinearAttentionAndFullAttentionLayer):
 
 
 class FalconFwaConfig(PreTrainedConfig):
-    """What a model is made of: the keys of ``config.json``, as ``falcon train`` writes them.
+    """The configuration of a model: the keys of ``config.json``, as ``falcon train`` writes them.
 
     Args:
-        vocab_size: Tokens it knows.
+        vocab_size: Size of the vocabulary.
         hidden_size: Width of the residual stream.
-        num_hidden_layers: Blocks.
+        num_hidden_layers: Number of blocks.
         intermediate_size: Inner width of the SwiGLU; 0 leaves it out.
-        tie_word_embeddings: Whether the embedding is the output matrix, too.
+        tie_word_embeddings: Whether the output matrix is the embedding.
         initializer_range: Standard deviation of the initial embedding.
-        matrix_init: ``half-width`` (the authors') or ``fan-in``.
+        matrix_init: How other matrices are initialised: ``half-width`` (as the authors do) or ``fan-in``.
         mup_base_width: The width at which learning rates and logits are not rescaled.
-        keys: Keys of the layer, as in :class:`falcon_fwa.layers.MixerOptions`, and those of every configuration.
+        keys: Options of the layers, as in :class:`falcon_fwa.layers.MixerOptions`, and of any transformers model.
 
     """
 
@@ -114,18 +114,18 @@ class FalconFwaConfig(PreTrainedConfig):
 
     @property
     def layer_types(self) -> list[str]:
-        """What caches of transformers are made by."""
+        """The kind of each layer, from which transformers creates caches."""
         kind = "full_attention" if self.mixer == "softmax" else "linear_attention"
         return [kind] * self.num_hidden_layers
 
     @property
     def number_of_conv_states(self) -> int:
-        """Tensors that a layer of such a cache keeps."""
+        """The number of states that a layer of a transformers cache has room for."""
         return _STATES
 
 
 class FalconFwaCache(Cache):
-    """The states of all layers; it knows how many tokens went into it, which ``generate`` asks."""
+    """The states of all layers, and the number of tokens that were read, which ``generate`` needs."""
 
     def __init__(self, config: FalconFwaConfig) -> None:
         super().__init__(layers=[FalconFwaCacheLayer() for _ in range(config.num_hidden_layers)])
@@ -146,7 +146,7 @@ class FalconFwaMlp(nn.Module):
 
 
 class FalconFwaBlock(GradientCheckpointingLayer):
-    """A mixer and a SwiGLU, each behind a norm and around a residual sum."""
+    """A mixer and a SwiGLU, each with a norm before it and a residual connection around both."""
 
     def __init__(self, config: FalconFwaConfig, layer_idx: int) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class FalconFwaBlock(GradientCheckpointingLayer):
 
 
 class FalconFwaPreTrainedModel(PreTrainedModel):
-    """What both models have."""
+    """The base class of both models."""
 
     config_class = FalconFwaConfig
     base_model_prefix = "model"
@@ -188,7 +188,7 @@ class FalconFwaPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """The authors' initial values, or ``1/√fan_in``; layers make the others themselves."""
+        """Initialise the embedding and all matrices. Layers initialise their other parameters themselves."""
         config = self.config
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=config.initializer_range)
@@ -237,8 +237,8 @@ class FalconFwaModel(FalconFwaPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         """Hidden states ``[batch, time, hidden_size]`` of tokens ``[batch, time]``.
 
-        ``attention_mask`` is 0 for padding, which changes nothing; with ``cu_seqlens`` the batch is 1 and
-        sequences are packed.
+        ``attention_mask`` is 0 for padding, which does not affect other tokens. With ``cu_seqlens``, the batch must be
+        1 and holds packed sequences.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -254,24 +254,26 @@ class FalconFwaModel(FalconFwaPreTrainedModel):
             packing, mask = Packing.of(mask[:, -time:]), None
             if packing is not None:
                 if cu_seqlens is not None:
-                    raise ValueError("attention_mask and cu_seqlens both say where sequences are; give one")
+                    raise ValueError("give either attention_mask or cu_seqlens; packed sequences have no padding")
                 x, cu_seqlens = packing.pack(x), packing.cu_seqlens
-        seen = []
+        hidden_states = []
         for layer in self.layers:
-            seen.append(x)
+            hidden_states.append(x)
             x = layer(x, mask, past_key_values, use_cache, cu_seqlens)
         if use_cache:
             for layer in past_key_values.layers:
                 if isinstance(layer, FalconFwaCacheLayer):
                     layer.tokens += time
         x = self.norm(x)
-        seen.append(x)
+        hidden_states.append(x)
         if packing is not None:
-            x, seen = packing.unpack(x), [packing.unpack(x) for x in seen] if output_hidden_states else seen
+            x = packing.unpack(x)
+            if output_hidden_states:
+                hidden_states = [packing.unpack(states) for states in hidden_states]
         return BaseModelOutputWithPast(
             last_hidden_state=x,
             past_key_values=past_key_values if use_cache else None,
-            hidden_states=tuple(seen) if output_hidden_states else None,
+            hidden_states=tuple(hidden_states) if output_hidden_states else None,
         )
 
 
@@ -314,7 +316,7 @@ class FalconFwaForCausalLM(FalconFwaPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits ``[batch, time, vocab_size]``, and the loss of ``labels`` (shifted here, ``−100`` is not asked)."""
+        """Logits ``[batch, time, vocab_size]``, and the loss of ``labels`` (shifted here; ``−100`` is ignored)."""
         outputs = self.model(
             input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, cu_seqlens, output_hidden_states
         )  # fmt: skip

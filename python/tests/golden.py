@@ -10,7 +10,7 @@ from falcon_fwa import Rule
 
 FOLDER = Path(__file__).resolve().parents[2] / "golden"
 
-# Reference solvers, which are no rules: recursive least squares, and state-space models with a matrix of their own.
+# Reference solvers, which are no rules and are not tested here: recursive least squares and state-space models.
 SOLVERS = ("rls", "ssm_zoh")
 NAMES = {
     "linear_attention": "linear-attention",
@@ -34,7 +34,7 @@ def read(path):
 
 
 class Case:
-    """A case, as a call of ours has it: a batch of one."""
+    """A golden case, with its arrays as the arguments of a call with a batch of one."""
 
     def __init__(self, path):
         self.meta, self.arrays = read(path)
@@ -58,9 +58,9 @@ class Case:
                 options["detach"] = meta["detach"]
         elif name == "normalised-linear-attention":
             options["decay"] = "none" if self.decay_name is None else "ridge"
-        for key, of in (("eps", "eps"), ("gamma_floor", "eps_gamma"), ("normaliser_eps", "eps_attn")):
-            if of in meta:
-                options[key] = meta[of]
+        for option, key in (("eps", "eps"), ("gamma_floor", "eps_gamma"), ("normaliser_eps", "eps_attn")):
+            if key in meta:
+                options[option] = meta[key]
         if name == "normalised-linear-attention" and self.decay_name is None:
             options.pop("gamma_floor", None)
         self.rule = Rule(name, **options)
@@ -71,7 +71,7 @@ class Case:
         gain = None if self.gain_name is None else arrays[f"in.{self.gain_name}"][None]
         decay = None if self.decay_name is None else arrays[f"in.{self.decay_name}"]
         if decay is not None:
-            # RetNet's is one number for each head.
+            # RetNet has one decay for each head.
             decay = np.broadcast_to(decay, (time, heads))[None] if decay.ndim == 1 else decay[None]
         return (*(arrays[f"in.{n}"][None] for n in "qkv"), gain, decay)
 
@@ -107,39 +107,39 @@ class Case:
         memory = arrays["out.S"]
         if self.normalised:
             memory = np.concatenate([memory, arrays["out.z"][..., None]], -1)
-        found = {"out": arrays["out.o"], "memory": memory}
+        expected = {"out": arrays["out.o"], "memory": memory}
         for name in ("q", "k", "v"):
-            found[f"grad {name}"] = arrays[f"grad.{name}"]
+            expected[f"grad {name}"] = arrays[f"grad.{name}"]
         if self.gain_name is not None:
-            found["grad gain"] = arrays[f"grad.{self.gain_name}"]
+            expected["grad gain"] = arrays[f"grad.{self.gain_name}"]
         if self.decay_name is not None:
-            found["grad ridge"] = arrays[f"grad.{self.decay_name}"]
+            expected["grad ridge"] = arrays[f"grad.{self.decay_name}"]
         if "grad.S0" in arrays:
             grad = arrays["grad.S0"]
             if self.normalised:
                 grad = np.concatenate([grad, arrays["grad.z0"][..., None]], -1)
-            found["grad memory"] = grad
-        for name, of in (("last_key", "k_last"), ("tail_key", "tail_x"), ("tail_value", "tail_v")):
-            if f"grad.{of}" in arrays:
-                found[f"grad {name}"] = arrays[f"grad.{of}"]
-            if f"out.{of}" in arrays:
-                found[name] = arrays[f"out.{of}"]
-        return found
+            expected["grad memory"] = grad
+        for name, golden_name in (("last_key", "k_last"), ("tail_key", "tail_x"), ("tail_value", "tail_v")):
+            if f"grad.{golden_name}" in arrays:
+                expected[f"grad {name}"] = arrays[f"grad.{golden_name}"]
+            if f"out.{golden_name}" in arrays:
+                expected[name] = arrays[f"out.{golden_name}"]
+        return expected
 
     def compare(self, got, tolerance):
-        """Everything that is expected, within a tolerance of the largest number."""
+        """Assert that every expected array is matched, up to ``tolerance`` times its largest number."""
         for name, expected in self.expected().items():
             value = np.asarray(got[name], np.float64)[0]
             if name == "grad ridge" and self.arrays[f"in.{self.decay_name}"].ndim == 1:
                 value = value.sum(0)
             value = value[: len(expected)] if "tail" in name else value
-            assert value.shape == expected.shape, name
+            assert value.shape == expected.shape, f"{name}: shape {value.shape}, expected {expected.shape}"
             error = np.abs(value - expected).max(initial=0)
-            scale = np.abs(expected).max(initial=0)
-            assert error <= max(tolerance * scale, tolerance * 1e-2), f"{name}: {error} of {scale}"
+            allowed = max(tolerance * np.abs(expected).max(initial=0), tolerance * 1e-2)
+            assert error <= allowed, f"{name} is off by {error}, allowed is {allowed}"
 
 
 def paths():
-    """All cases of rules."""
+    """The files of all cases except those of solvers."""
     found = sorted(FOLDER.glob("*.safetensors"))
     return [path for path in found if read(path)[0]["variant"] not in SOLVERS]

@@ -29,7 +29,7 @@ def inputs(rule, batch=2, time=37, heads=4, key_heads=2, dim_k=5, dim_v=6, seed=
 
 @pytest.mark.parametrize("path", golden.paths(), ids=lambda path: path.stem)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_golden(path, dtype):
+def test_golden_cases(path, dtype):
     case = golden.Case(path)
     given = [None if x is None else x.astype(dtype) for x in case.inputs()]
     *numbers, counts = case.state()
@@ -47,7 +47,7 @@ def test_golden(path, dtype):
 
 
 @pytest.mark.parametrize("name", falcon_fwa.RULES)
-def test_a_sequence_may_be_cut_anywhere(name):
+def test_a_sequence_in_two_pieces_matches_the_whole(name):
     rule = Rule(name)
     given = inputs(rule)
     whole, end = scan(*given, rule=rule)
@@ -70,21 +70,21 @@ def test_packed_sequences_do_not_see_each_other():
     assert not state.memory[1].any() and not state.counts[1].any()
 
 
-def test_arrays_are_read_where_they_lie():
+def test_strided_arrays_give_the_same_results():
     rule = Rule("falcon-1")
     given = inputs(rule)
     expected, _ = scan(*given, rule=rule)
     transposed = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in given]
     assert not transposed[0].flags.c_contiguous
     np.testing.assert_array_equal(scan(*transposed, rule=rule)[0], expected)
-    # Rows that are not side by side, and rows that run backwards, are copied.
+    # Arrays whose last axis is not contiguous, or that have a negative stride, are copied.
     columns = [np.asfortranarray(x) for x in given]
     np.testing.assert_array_equal(scan(*columns, rule=rule)[0], expected)
     backwards = [x[:, ::-1].copy()[:, ::-1] for x in given]
     np.testing.assert_array_equal(scan(*backwards, rule=rule)[0], expected)
 
 
-def test_threads_change_nothing():
+def test_the_number_of_threads_does_not_change_results():
     rule = Rule("falcon-1", window=1)
     given = inputs(rule, time=300, dtype=np.float32)
     one, _ = scan(*given, rule=rule, threads=1)
@@ -112,20 +112,20 @@ def test_two_python_threads_at_once():
         np.testing.assert_array_equal(out, expected)
 
 
-def test_a_panic_is_an_exception():
+def test_a_panic_becomes_an_exception():
     with pytest.raises(RuntimeError, match="a bug in falcon_fwa, please report it: on purpose"):
         _native.panic("on purpose")
-    test_threads_change_nothing()
+    test_the_number_of_threads_does_not_change_results()
 
 
-def test_no_time_is_no_step():
+def test_sequences_without_tokens():
     rule = Rule("falcon-3a")
     given = inputs(rule, time=0)
     out, state = scan(*given, rule=rule)
     assert out.shape == (2, 0, 4, 6) and not state.counts.any()
 
 
-def test_rules_are_values():
+def test_rules_can_be_pickled_hashed_and_compared():
     rule = Rule("falcon-3", window=7, align="same", gamma_floor=0.5)
     assert pickle.loads(pickle.dumps(rule)) == rule
     assert hash(rule) == hash(Rule.parse(rule.spec)) and rule != Rule("falcon-3")
@@ -150,14 +150,23 @@ WRONG = [
     (dict(rule="linear-attention"), ValueError, "gain: linear-attention takes none; leave it out"),
     (dict(v=np.zeros((2, 37, 4, 6), np.float32)), TypeError, "v must have the dtype of q, float64, got float32"),
     (dict(k=np.zeros((2, 37, 2, 5), np.int64)), TypeError, "k must be float32 or float64, got int64"),
-    (dict(q=[1.0, 2.0]), TypeError, "q must be an array that speaks DLPack, got list"),
+    (dict(q=[1.0, 2.0]), TypeError, "q must be an array that supports DLPack, got list"),
     (dict(cu_seqlens=[0, 37]), ValueError, "with cu_seqlens the batch must be 1"),
     (dict(initial_state=(1, 2)), ValueError, "initial_state must have the parts memory"),
 ]
 
 
+def wrong_states(state):
+    """States with one wrong part each, the type of the error, and its message after the name of the argument."""
+    yield (1, 2), ValueError, " must have the parts memory, last_key, tail_key, tail_value, counts, got 2 parts"
+    memory, counts = state.memory[:1], state.counts[:, :1]
+    message = ".memory must be [2, 4, 5, 6] for falcon-1, got shape [1, 4, 5, 6]"
+    yield state._replace(memory=memory), ValueError, message
+    yield state._replace(counts=counts), ValueError, ".counts must be [2, 2] for falcon-1, got shape [2, 1]"
+
+
 @pytest.mark.parametrize(("change", "kind", "message"), WRONG, ids=[message[:40] for *_, message in WRONG])
-def test_wrong_calls_say_what_is_wrong(change, kind, message):
+def test_wrong_arguments_are_refused_with_the_reason(change, kind, message):
     names = ("q", "k", "v", "gain", "ridge")
     call = dict(zip(names, inputs(Rule("falcon-1")), strict=True)) | change
     with pytest.raises(kind) as caught:
@@ -165,8 +174,30 @@ def test_wrong_calls_say_what_is_wrong(change, kind, message):
     assert message in str(caught.value)
 
 
+def test_an_initial_state_that_does_not_fit_is_named_with_its_part():
+    given = inputs(Rule("falcon-1"))
+    _, state = scan(*given)
+    memory, last_key = state.memory.tolist(), state.last_key.astype(np.float32)
+    wrong_types = [
+        (state._replace(memory=memory), TypeError, ".memory must be an array that supports DLPack, got list"),
+        (state._replace(last_key=last_key), TypeError, ".last_key must have the dtype of q, float64, got float32"),
+    ]
+    for wrong, kind, message in [*wrong_states(state), *wrong_types]:
+        with pytest.raises(kind) as caught:
+            scan(*given, initial_state=wrong)
+        assert str(caught.value) == f"initial_state{message}"
+
+
+def test_a_gradient_of_the_state_that_does_not_fit_is_named_with_its_part():
+    out, final, backward = vjp(*inputs(Rule("falcon-1")))
+    for wrong, kind, message in wrong_states(final):
+        with pytest.raises(kind) as caught:
+            backward(np.zeros_like(out), wrong)
+        assert str(caught.value) == f"grad_state{message}"
+
+
 @pytest.mark.parametrize("offsets", [[0, 36], [1, 37], [0, 20, 10, 37], [0, 38], [0, -1, 37], [[0, 37]], []])
-def test_offsets_that_do_not_fit(offsets):
+def test_wrong_offsets_are_refused(offsets):
     with pytest.raises(ValueError, match=r"cu_seqlens|offsets"):
         scan(*inputs(Rule("falcon-1"), batch=1), cu_seqlens=np.array(offsets, dtype=np.int64))
 

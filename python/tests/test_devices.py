@@ -1,6 +1,7 @@
-"""Other ways to compute than our kernels: plain PyTorch against them, and the mapping onto flash-linear-attention.
+"""The backends beside our kernels: plain PyTorch, and the mapping onto flash-linear-attention.
 
-Run as a script with ``TRITON_INTERPRET=1``, it compares flash-linear-attention's kernels under Triton's interpreter.
+Both are compared with our kernels. Run as a script with ``TRITON_INTERPRET=1``, this file compares
+flash-linear-attention's kernels under Triton's interpreter.
 """
 
 import os
@@ -20,7 +21,7 @@ MAPPED = ("falcon-1", "falcon-1a", "retnet", "mamba-2", "deltanet", "gated-delta
 
 
 def inputs(rule, batch, time, seed=0, dtype=torch.float64):
-    """Queries, keys, values, gains and decays in the range that the rule wants."""
+    """Queries, keys, values, gains and decays in the ranges of the rule."""
     make = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -39,7 +40,7 @@ def inputs(rule, batch, time, seed=0, dtype=torch.float64):
 
 
 def states(rule, lengths, dtype=torch.float64):
-    """The states of sequences that have read so many tokens."""
+    """The states of sequences after ``lengths`` tokens."""
     q, k, v, gain, decay = inputs(rule, 1, sum(lengths), seed=7, dtype=dtype)
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     _, state = falcon(
@@ -49,7 +50,7 @@ def states(rule, lengths, dtype=torch.float64):
 
 
 def results(run, given, state):
-    """Outputs, final state, and gradients of all inputs and of the state, with random weights of what comes out."""
+    """Outputs, final state, and gradients of a random weighted sum of both, for all inputs and the initial state."""
     given = [None if part is None else part.detach().clone().requires_grad_() for part in given]
     state = FalconState(*(part.detach().clone().requires_grad_() for part in state[:4]), state.counts)
     out, final = run(*given, state)
@@ -59,10 +60,10 @@ def results(run, given, state):
     names = ("q", "k", "v", "gain", "decay", *FalconState._fields[:4])
     wanted = {name: part for name, part in zip(names, (*given, *state[:4]), strict=True) if part is not None}
     grads = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
-    made = {"out": out, **{f"final.{name}": part for name, part in zip(FalconState._fields, final, strict=True)}}
+    found = {"out": out, **{f"final.{name}": part for name, part in zip(FalconState._fields, final, strict=True)}}
     for (name, part), grad in zip(wanted.items(), grads, strict=True):
-        made[f"grad.{name}"] = torch.zeros_like(part) if grad is None else grad
-    return made
+        found[f"grad.{name}"] = torch.zeros_like(part) if grad is None else grad
+    return found
 
 
 def assert_close(got, expected, tolerance=1e-9):
@@ -73,13 +74,13 @@ def assert_close(got, expected, tolerance=1e-9):
         if want.numel() == 0:
             continue
         error, scale = (have - want).abs().max().item(), want.abs().max().item()
-        assert error <= tolerance * (scale or 1.0), f"{name}: {error:.2e} apart, of {scale:.2e}"
+        assert error <= tolerance * (scale or 1.0), f"{name} is off by {error:.2e}, its largest number is {scale:.2e}"
 
 
 def compare(rule, given, state, tolerance=1e-9, **options):
-    """The kernels in their recurrent form, the definition, against PyTorch."""
+    """Compare PyTorch with the recurrent form of the kernels, which is the definition; return the latter's results."""
 
-    def by(backend, form):
+    def runner(backend, form):
         def run(q, k, v, gain, decay, state):
             return falcon(
                 q, k, v, gain, decay, rule=rule, initial_state=state, output_final_state=True, backend=backend,
@@ -88,17 +89,17 @@ def compare(rule, given, state, tolerance=1e-9, **options):
 
         return run
 
-    expected = results(by("kernels", "recurrent"), given, state)
-    assert_close(results(by("torch", "chunked"), given, state), expected, tolerance)
+    expected = results(runner("kernels", "recurrent"), given, state)
+    assert_close(results(runner("torch", "chunked"), given, state), expected, tolerance)
     return expected
 
 
 @pytest.mark.parametrize("read", ["after", "before"])
 @pytest.mark.parametrize("align", ["next", "same"])
 @pytest.mark.parametrize("name", RULES)
-def test_torch_is_the_kernels(name, align, read):
+def test_torch_matches_the_kernels(name, align, read):
     rule = Rule(name, align=align, read=read)
-    # A fresh sequence, one whose window is not full yet, and one that has read more than it.
+    # A fresh sequence, one whose window is not full yet, and one that is longer than its window.
     state = states(rule, [0, 2, 6])
     for time in (1, 5, 37):
         compare(rule, inputs(rule, 3, time), state)
@@ -136,7 +137,7 @@ def test_options(name, options):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_packed(name):
+def test_packed_sequences(name):
     rule = Rule(name)
     lengths = [7, 0, 1, 20]
     offsets = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).to(torch.int32)
@@ -152,12 +153,12 @@ def test_packed_offsets_must_cover_the_tokens():
 
 
 @pytest.mark.parametrize("name", ["falcon-1", "falcon-2", "falcon-3", "falcon-1a", "falcon-2a", "falcon-3a"])
-def test_the_floor_of_the_carry(name):
+def test_clamped_steps(name):
     rule = Rule(name)
     q, k, v, gain, decay = inputs(rule, 2, 37)
     gain, decay = torch.full_like(gain, 1.5), 20 * decay  # Most steps are clamped, some are not.
-    made = compare(rule, (q, k, v, gain, decay), states(rule, [0, 6]))
-    assert made["grad.decay"].count_nonzero() < decay.numel()
+    expected = compare(rule, (q, k, v, gain, decay), states(rule, [0, 6]))
+    assert expected["grad.decay"].count_nonzero() < decay.numel(), "no step was clamped"
 
 
 @pytest.mark.parametrize("name", ["falcon-1", "falcon-2", "falcon-3a", "retnet", "mamba-2", "gated-deltanet"])
@@ -166,8 +167,8 @@ def test_gates_of_zero(name):
     q, k, v, gain, decay = inputs(rule, 2, 37)
     decay[:, 3::5] = 0
     decay[:, 4] = 0
-    made = compare(rule, (q, k, v, gain, decay), states(rule, [0, 6]))
-    assert made["grad.decay"][:, 3::5].abs().min() > 0
+    expected = compare(rule, (q, k, v, gain, decay), states(rule, [0, 6]))
+    assert expected["grad.decay"][:, 3::5].abs().min() > 0
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
@@ -195,7 +196,7 @@ def test_continuation():
 
 
 @pytest.mark.parametrize("name", ["falcon-1", "falcon-2", "falcon-3", "falcon-3a"])
-def test_chunks_do_not_matter(name):
+def test_the_chunk_size_does_not_change_results(name):
     rule = Rule(name)
     given = inputs(rule, 2, 37)
     whole, _ = falcon(*given, rule=rule, backend="torch", chunk_size=64)
@@ -207,11 +208,11 @@ def test_chunks_do_not_matter(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_other_types(dtype):
+def test_float32_and_bfloat16(dtype):
     for name in ("falcon-1", "falcon-2", "falcon-3", "falcon-1a"):
         rule = Rule(name)
         given = inputs(rule, 2, 37, dtype=dtype)
-        with torch.autocast("cpu", dtype=torch.bfloat16):  # Which must not reach in.
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # This must have no effect.
             out, final = falcon(*given, rule=rule, output_final_state=True, backend="torch")
         expected, end = falcon(*given, rule=rule, output_final_state=True, backend="kernels")
         assert out.dtype == dtype and final.memory.dtype == torch.float32
@@ -220,7 +221,7 @@ def test_other_types(dtype):
 
 
 @pytest.mark.parametrize("name", ["falcon-1", "falcon-2a", "falcon-3", "falcon-3a"])
-def test_compiled(name):
+def test_compiled_code_gives_the_same_results(name):
     rule = Rule(name)
     given, state = inputs(rule, 2, 3), states(rule, [0, 6])
 
@@ -229,13 +230,13 @@ def test_compiled(name):
             q, k, v, gain, decay, rule=name, initial_state=state, output_final_state=True, backend="torch", chunk_size=2
         )  # fmt: skip
 
-    # What a compiler makes of the graph is its own affair, and takes longer.
+    # "aot_eager" traces the graph but generates no code, which would take longer.
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
     assert_close(results(compiled, given, state), results(run, given, state), 1e-11)
 
 
 @pytest.mark.parametrize("backend", ["kernels", "torch"])
-def test_one_token(backend):
+def test_a_step_matches_a_sequence_of_one_token(backend):
     for name in RULES:
         rule = Rule(name)
         given, state = inputs(rule, 3, 1), states(rule, [0, 2, 6])
@@ -245,8 +246,8 @@ def test_one_token(backend):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_another_device(name):
-    """The meta device has shapes and no numbers: whatever made a tensor on the CPU would fail."""
+def test_everything_is_on_the_device_of_the_inputs(name):
+    """The meta device has shapes and no numbers: code that created a tensor on the CPU would fail."""
     rule = Rule(name)
     given = [None if part is None else part.to("meta").requires_grad_() for part in inputs(rule, 2, 21)]
     out, final = falcon(*given, rule=rule, output_final_state=True)
@@ -258,14 +259,14 @@ def test_another_device(name):
     assert all(part.grad.shape == part.shape for part in given if part is not None)
 
 
-def test_which_backend():
+def test_the_backend_of_a_device():
     assert BACKENDS == ("kernels", "triton", "torch")
     for rule in (None, *RULES):
         assert backend_of("cpu", rule) == "kernels"
         assert backend_of("mps", rule) == backend_of("xpu:1", rule) == "torch"
 
 
-def test_which_backend_on_a_gpu(monkeypatch):
+def test_the_backend_of_a_gpu(monkeypatch):
     monkeypatch.setattr(mapping, "missing", lambda: None)
     for name in RULES:
         assert backend_of("cuda:1", name) == ("triton" if name in MAPPED else "torch"), name
@@ -277,7 +278,7 @@ def test_which_backend_on_a_gpu(monkeypatch):
     assert backend_of("cuda", "falcon-1") == "torch"
 
 
-def test_a_backend_that_cannot_run_says_why():
+def test_a_backend_that_cannot_run_is_refused_with_the_reason():
     rule = Rule("falcon-1")
     given = inputs(rule, 1, 3)
     meta = [part.to("meta") for part in given]
@@ -298,7 +299,7 @@ def test_a_backend_that_cannot_run_says_why():
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_which_rules_map(name):
+def test_which_rules_can_be_mapped(name):
     assert mapping.supported(Rule(name)) == (name in MAPPED)
     assert not mapping.supported(Rule(name, read="before"))
 
@@ -309,12 +310,12 @@ def test_which_rules_map(name):
         ("falcon-1", {"decay": "gate"}, "divide by the gate"),
         ("falcon-1", {"gamma_floor": 0.0}, "gamma_floor must be"),
         ("falcon-2", {}, "each column"),
-        ("falcon-3", {}, "one pair at each step, the rule 4"),
+        ("falcon-3", {}, "one pair at each step, the rule writes 4"),
         ("online-ridge", {}, "negative"),
         ("normalised-linear-attention", {}, "total weight"),
     ],
 )
-def test_rules_that_do_not_map_say_why(name, options, words):
+def test_rules_that_cannot_be_mapped_are_refused_with_the_reason(name, options, words):
     rule = Rule(name, **options)
     given = inputs(rule, 1, 3, dtype=torch.float32)
     with pytest.raises(ValueError, match=words):
@@ -322,7 +323,7 @@ def test_rules_that_do_not_map_say_why(name, options, words):
 
 
 def one_by_one(function):
-    """Packed sequences one after the other, by a function that has no offsets, nor heads of keys that are shared."""
+    """Let a function without packed sequences and shared key heads take both, by loops and repeated heads."""
 
     def run(q, k, v, g, initial_state, cu_seqlens=None, **options):
         q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
@@ -350,7 +351,7 @@ def naive_kernels():
 
 
 def compare_mapped(rule, given, state, kernels, tolerance=2e-5, cu_seqlens=None):
-    """Our kernels in float64 against the mapping in float32."""
+    """Compare the mapping with our kernels."""
 
     def mapped(*tensors):
         return mapping.run(*tensors, cu_seqlens, rule, 64, kernels=kernels)
@@ -366,7 +367,7 @@ def compare_mapped(rule, given, state, kernels, tolerance=2e-5, cu_seqlens=None)
 
 @pytest.mark.parametrize("align", ["next", "same"])
 @pytest.mark.parametrize("name", MAPPED)
-def test_mapping_by_the_naive_functions(name, align):
+def test_mapping_with_the_naive_functions(name, align):
     pytest.importorskip("fla")
     rule = Rule(name, align=align)
     state = states(rule, [0, 2, 6], torch.float32)
@@ -410,7 +411,7 @@ def test_mapping_of_gates_of_zero(name):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
-def test_mapping_by_triton_kernels_under_the_interpreter():
+def test_mapping_with_triton_kernels_under_the_interpreter():
     pytest.importorskip("fla")
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
@@ -423,20 +424,20 @@ def test_mapping_by_triton_kernels_under_the_interpreter():
 
 
 class Counter(int):
-    """A number that can be told its type, as those that loops of compiled kernels count with."""
+    """A loop counter with the method ``to``, which the counters of compiled kernels have."""
 
     def to(self, _dtype):
         return self
 
 
 def prepare_interpreter():
-    """Help flash-linear-attention's kernels over what Triton's interpreter lacks."""
+    """Work around what Triton's interpreter lacks for flash-linear-attention's kernels."""
     import builtins
     import importlib
 
     import triton.runtime.autotuner as autotuner
 
-    # To choose among configurations there must be a driver, which there is not: leave one.
+    # To choose among configurations, Triton needs a driver, which is absent here: leave one configuration.
     initialise = autotuner.Autotuner.__init__
     autotuner.Autotuner.__init__ = lambda self, fn, names, configs, *args, **kwargs: initialise(
         self, fn, names, configs[:1], *args, **kwargs
@@ -447,7 +448,7 @@ def prepare_interpreter():
 
 
 def interpreted():
-    """Compare the chunked kernels with gradients, one rule of each kind, and the recurrent kernels for all."""
+    """Compare the chunked kernels, with gradients, for one rule of each kind, and the recurrent ones for all rules."""
     prepare_interpreter()
     offsets = torch.tensor([0, 3, 4])
     for name in MAPPED:

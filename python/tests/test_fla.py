@@ -34,13 +34,13 @@ def close(got, expected, name, tolerance=2e-5):
 
 
 def inputs(key_heads=2, heads=2, initial=False, sequences=2, batch=2, time=70, dim_k=6, dim_v=5):
-    """Everything that a function may take, positive queries and keys so that linear attention may divide."""
+    """All tensors that a function may take; with positive queries and keys, so that linear attention can divide."""
     generator = torch.Generator().manual_seed(key_heads + 10 * heads)
 
     def normal(*shape):
         return torch.randn(shape, generator=generator)
 
-    made = {
+    tensors = {
         "q": normal(batch, time, key_heads, dim_k).abs(),
         "k": functional.normalize(normal(batch, time, key_heads, dim_k), dim=-1).abs(),
         "v": normal(batch, time, heads, dim_v),
@@ -48,8 +48,8 @@ def inputs(key_heads=2, heads=2, initial=False, sequences=2, batch=2, time=70, d
         "beta": normal(batch, time, heads).sigmoid(),
     }
     if initial:
-        made["initial_state"] = normal(sequences, heads, dim_k, dim_v)
-    return {name: value.requires_grad_() for name, value in made.items()}
+        tensors["initial_state"] = normal(sequences, heads, dim_k, dim_v)
+    return {name: value.requires_grad_() for name, value in tensors.items()}
 
 
 def naive(family, q, k, v, g, beta, scale, initial_state):
@@ -61,9 +61,9 @@ def naive(family, q, k, v, g, beta, scale, initial_state):
         return module.naive_recurrent_simple_gla(q, k, v, g, scale, initial_state, True)
     if family == "linear_attn":
         return module.naive_recurrent_linear_attn(q, k, v, scale, initial_state, True)
-    # The others have heads before time and a scale of their own.
-    own = q.shape[-1] ** -0.5
-    q, k, v, beta = (x.transpose(1, 2) for x in (q * (own if scale is None else scale) / own, k, v, beta))
+    # The other references have the axis of heads before that of time, and apply the default scale themselves.
+    default = q.shape[-1] ** -0.5
+    q, k, v, beta = (x.transpose(1, 2) for x in (q * (default if scale is None else scale) / default, k, v, beta))
     if family == "delta_rule":
         out, state = module.delta_rule_recurrence(q, k, v, beta, initial_state)
         return out.transpose(1, 2), state
@@ -94,7 +94,7 @@ def reference(family, given, scale=None, norm=False, v_first=False, offsets=None
 
 
 def compare(got, expected, given, tolerance=2e-5):
-    """Outputs, final states, and the gradients of something that depends on both."""
+    """Compare outputs, final states, and the gradients of a random weighted sum of both."""
     generator = torch.Generator().manual_seed(0)
     pairs = [(a, b) for a, b in zip(got, expected, strict=True) if b is not None]
     for (a, b), name in zip(pairs, ("output", "final state"), strict=False):
@@ -174,9 +174,9 @@ def test_linear_attention_divides_by_the_total_weight(function, initial):
     tokens = {name: given[name] for name in "qkv"}
     options = {"initial_state": before, "output_final_state": True, "normalize": True}
     out, (state, keys) = function(**tokens, **options)
-    expected, (its_state, its_keys) = module.naive_recurrent_linear_attn(**tokens, **options)
-    close(keys, its_keys, "sum of the keys")
-    compare((out, state + keys.sum()), (expected, its_state + its_keys.sum()), given)
+    expected, (expected_state, expected_keys) = module.naive_recurrent_linear_attn(**tokens, **options)
+    close(keys, expected_keys, "sum of the keys")
+    compare((out, state + keys.sum()), (expected, expected_state + expected_keys.sum()), given)
 
 
 def test_gates_and_gains_are_made_from_raw_inputs():
@@ -191,7 +191,7 @@ def test_gates_and_gains_are_made_from_raw_inputs():
         compare(function(**given, **raw, output_final_state=True), expected, given)
 
 
-def test_double_precision_has_no_float_in_it():
+def test_float64_is_not_rounded_to_float32():
     given = {name: value.detach().double().requires_grad_() for name, value in inputs(initial=True).items()}
     out, state = ops.chunk_gated_delta_rule(**given, output_final_state=True)
     assert out.dtype == state.dtype == torch.float64
@@ -206,25 +206,25 @@ def test_double_precision_has_no_float_in_it():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_short_types_are_rounded_once(dtype):
+def test_half_precision_is_rounded_once(dtype):
     given = {name: value.detach().to(dtype) for name, value in inputs().items()}
     wide = {name: value.float() for name, value in given.items()}
     out, state = ops.chunk_gated_delta_rule(**given, output_final_state=True, use_qk_l2norm_in_kernel=True)
-    expected, its_state = ops.chunk_gated_delta_rule(**wide, output_final_state=True, use_qk_l2norm_in_kernel=True)
+    expected, expected_state = ops.chunk_gated_delta_rule(**wide, output_final_state=True, use_qk_l2norm_in_kernel=True)
     assert out.dtype == dtype and state.dtype == torch.float32
-    assert torch.equal(out, expected.to(dtype)) and torch.equal(state, its_state)
+    assert torch.equal(out, expected.to(dtype)) and torch.equal(state, expected_state)
     mixed, _ = ops.chunk_gated_delta_rule(**{**wide, "v": given["v"]}, use_qk_l2norm_in_kernel=True)
     assert torch.equal(mixed, out)
 
 
-def test_one_token_without_gradients_is_the_same():
+def test_one_token_without_gradients_gives_the_same_results():
     given = {name: value.detach() for name, value in inputs(initial=True, time=1).items()}
     for function in FUNCTIONS["gated_delta_rule"]:
         with torch.no_grad():
             out, state = function(**given, output_final_state=True)
-        expected, its_state = function(**given, output_final_state=True)
+        expected, expected_state = function(**given, output_final_state=True)
         close(out, expected, "output")
-        close(state, its_state, "state")
+        close(state, expected_state, "state")
 
 
 # --- enable_fla ------------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def test_one_token_without_gradients_is_the_same():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often our kernels were called, by rule."""
+    """The rules of all calls of our kernels."""
     seen, run = [], ops._run
     monkeypatch.setattr(ops, "_run", lambda rule, *args: seen.append(rule) or run(rule, *args))
     return seen
@@ -289,27 +289,27 @@ def test_disabling_restores_everything(packages):
     assert not differences(before, snapshot())
 
 
-def test_models_loaded_later_are_taken_and_given_back(packages):
+def test_models_loaded_later_are_patched_and_restored(packages):
     name = "transformers.models.olmo_hybrid.modeling_olmo_hybrid"
     sys.modules.pop(name, None)
     falcon_fwa.enable_fla()
     try:
         module = importlib.import_module(name)
-        taken = module.torch_chunk_gated_delta_rule
+        replacement = module.torch_chunk_gated_delta_rule
         assert f"{name}.torch_chunk_gated_delta_rule" in falcon_fwa.enable_fla().transformers
     finally:
         falcon_fwa.disable_fla()
-    assert module.torch_chunk_gated_delta_rule is taken.__wrapped__
+    assert module.torch_chunk_gated_delta_rule is replacement.__wrapped__
     assert "hub_kernels" in module.torch_chunk_gated_delta_rule.__code__.co_filename
 
 
 @pytest.mark.parametrize("family", FUNCTIONS)
-def test_functions_of_fla_compute_by_our_kernels(packages, enabled, calls, family):
+def test_functions_of_fla_use_our_kernels(packages, enabled, calls, family):
     module = importlib.import_module(f"fla.ops.{family}")
     given = inputs()
     expected, _ = reference(family, given)
     names = [name for name in module.__all__ if name.endswith(family) and "naive" not in name]
-    names = [name for name in names if name != "fused_chunk_delta_rule"]  # fla has given it up
+    names = [name for name in names if name != "fused_chunk_delta_rule"]  # deprecated in fla: it raises an error
     assert len(names) >= 2
     for name in names:
         function = getattr(module, name)
@@ -320,7 +320,7 @@ def test_functions_of_fla_compute_by_our_kernels(packages, enabled, calls, famil
     assert len(calls) == len(names)
 
 
-def test_what_we_cannot_compute_goes_to_fla(packages, enabled, monkeypatch):
+def test_unsupported_calls_go_to_fla(packages, enabled, monkeypatch):
     function = fla_backend._fla_function(ops.fused_recurrent_gated_delta_rule, lambda *_, **__: "fla")
     given = {name: value.detach() for name, value in inputs().items()}
     elsewhere = {name: value.to("meta") for name, value in given.items()}
@@ -366,7 +366,7 @@ def model_and_tokens(kind):
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
     model = getattr(transformers, model)(getattr(transformers, config)(**SIZES, **special))
     for name, value in model.named_parameters():
-        if name.endswith("A_log"):  # gates that let gradients through: those of a new model are mostly 0
+        if name.endswith("A_log"):  # gates of a new model are mostly 0; these let gradients through
             value.data.copy_(torch.linspace(-4, 0, len(value)))
     return model, torch.randint(2, 64, (2, 75))
 
@@ -382,11 +382,11 @@ def results(model, tokens):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_models_compute_the_same(monkeypatch, calls, kind):
+def test_models_give_the_same_results(monkeypatch, calls, kind):
     model, tokens = model_and_tokens(kind)
     with monkeypatch.context() as patch:
         module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
-        for name in ENTRIES:  # plain PyTorch, with fla or without it
+        for name in ENTRIES:  # plain PyTorch, even if fla is installed
             patch.setattr(module, name, getattr(module, name).__wrapped__)
         logits, grads, greedy = results(model, tokens)
     assert not calls
@@ -404,7 +404,7 @@ def test_models_compute_the_same(monkeypatch, calls, kind):
     assert torch.equal(got[2], greedy)
 
 
-def test_reference_of_transformers():
+def test_gated_delta_rule_matches_that_of_transformers():
     module = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
     plain = module.torch_chunk_gated_delta_rule.__wrapped__
     given = inputs(heads=4, initial=True)
@@ -414,7 +414,7 @@ def test_reference_of_transformers():
 
 
 def test_without_fla():
-    """In another process, in which fla cannot be imported, and a package for convolutions that fails."""
+    """In another process, where fla cannot be imported, and a package for convolutions fails when it is called."""
     pytest.importorskip("transformers")
     code = f"""
 import sys, types

@@ -1,4 +1,4 @@
-"""The layer and the models: against each other, and against what they are made of."""
+"""The layer and the models: packing, caches, padding, generation, files, gradients."""
 
 import pytest
 
@@ -10,17 +10,17 @@ from falcon_fwa.layers import FalconAttention  # noqa: E402
 
 def layer(rule, **keys):
     torch.manual_seed(0)
-    made = FalconAttention(24, 4, rule, **keys)
+    attention = FalconAttention(24, 4, rule, **keys)
     with torch.no_grad():
         # Gates that differ from token to token.
         for name in ("b_proj", "a_proj"):
-            if hasattr(made, name):
-                getattr(made, name).weight.normal_()
-    return made
+            if hasattr(attention, name):
+                getattr(attention, name).weight.normal_()
+    return attention
 
 
 def options_of(rule):
-    """What goes with each rule."""
+    """Options that a layer with this rule usually has."""
     if rule == "softmax":
         return dict(gain="none", decay="none", align="same", output_norm="none", rope_theta=1e4)
     if rule in ("linear-attention", "normalised-linear-attention"):
@@ -37,17 +37,17 @@ def options_of(rule):
 
 
 @pytest.mark.parametrize("rule", [*RULES, "softmax"])
-def test_packed_sequences_are_sequences(rule):
-    made = layer(rule, **options_of(rule))
+def test_packed_sequences_match_separate_ones(rule):
+    attention = layer(rule, **options_of(rule))
     x = torch.randn(1, 19, 24, requires_grad=True)
-    packed, _, _ = made(x, cu_seqlens=torch.tensor([0, 2, 11, 19]))
-    alone = torch.cat([made(x[:, piece])[0] for piece in (slice(0, 2), slice(2, 11), slice(11, 19))], 1)
+    packed, _, _ = attention(x, cu_seqlens=torch.tensor([0, 2, 11, 19]))
+    alone = torch.cat([attention(x[:, piece])[0] for piece in (slice(0, 2), slice(2, 11), slice(11, 19))], 1)
     torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-4)
     grads = [torch.autograd.grad(y.square().sum(), x, retain_graph=True)[0] for y in (packed, alone)]
     torch.testing.assert_close(grads[0], grads[1], atol=1e-4, rtol=1e-3)
 
 
-def test_wrong_options_say_what_is_wrong():
+def test_wrong_options_are_refused_with_the_reason():
     for keys, message in [
         (dict(rule="falcon"), "rule must be softmax or one of"),
         (dict(qk_norm="layer"), "qk_norm must be one of none, rms, l2, got 'layer'"),
@@ -58,7 +58,7 @@ def test_wrong_options_say_what_is_wrong():
             FalconAttention(24, 4, **keys)
 
 
-def test_the_layer_says_how_it_computes():
+def test_the_backend_of_a_layer():
     assert layer("falcon-1").backend == "kernels"
     assert layer("softmax", **options_of("softmax")).backend == "torch"
 
@@ -73,87 +73,87 @@ def model(rule, **keys):
     sizes = dict(vocab_size=50, hidden_size=24, num_hidden_layers=2, intermediate_size=32, num_heads=4, num_key_heads=4,
                  head_dim=6, head_v_dim=6, mup_base_width=24)  # fmt: skip
     config = FalconFwaConfig(mixer=rule, **{**sizes, **options_of(rule), "window": 4 if "3" in rule else 1, **keys})
-    made = FalconFwaForCausalLM(config).eval()
+    lm = FalconFwaForCausalLM(config).eval()
     with torch.no_grad():
-        for name, parameter in made.named_parameters():
+        for name, parameter in lm.named_parameters():
             if "_proj" in name:
                 parameter.normal_(std=0.3)
-    return made
+    return lm
 
 
 @pytest.mark.parametrize("rule", [*RULES, "softmax"])
-def test_a_cache_continues(rule):
-    made, ids = model(rule), torch.randint(50, (2, 23))
+def test_pieces_with_a_cache_match_the_whole(rule):
+    lm, ids = model(rule), torch.randint(50, (2, 23))
     with torch.no_grad():
-        expected = made(ids, use_cache=False).logits
-        outputs = made(ids[:, :9])
+        expected = lm(ids, use_cache=False).logits
+        outputs = lm(ids[:, :9])
         logits = [outputs.logits]
         for piece in (slice(9, 10), slice(10, 11), slice(11, 19), slice(19, 23)):
-            outputs = made(ids[:, piece], past_key_values=outputs.past_key_values)
+            outputs = lm(ids[:, piece], past_key_values=outputs.past_key_values)
             logits.append(outputs.logits)
     torch.testing.assert_close(torch.cat(logits, 1), expected, atol=1e-4, rtol=1e-4)
     assert outputs.past_key_values.get_seq_length() == 23
 
 
 @pytest.mark.parametrize("rule", ["falcon-1", "falcon-3a", "retnet", "mamba-2", "softmax"])
-def test_padding_changes_nothing(rule):
-    made, ids = model(rule), torch.randint(50, (2, 12))
+def test_padding_does_not_affect_other_tokens(rule):
+    lm, ids = model(rule), torch.randint(50, (2, 12))
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
     with torch.no_grad():
-        padded = made(ids, attention_mask=mask)
-        alone, beside = made(ids[:1, 5:]).logits, made(ids[1:]).logits
+        padded = lm(ids, attention_mask=mask)
+        alone, beside = lm(ids[:1, 5:]).logits, lm(ids[1:]).logits
         torch.testing.assert_close(padded.logits[:1, 5:], alone, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(padded.logits[1:], beside, atol=1e-5, rtol=1e-4)
-        # And what follows does not see it either.
+        # Later tokens do not see the padding either.
         mask = torch.cat([mask, torch.ones(2, 1, dtype=mask.dtype)], 1)
-        after = made(ids[:, :1], attention_mask=mask, past_key_values=padded.past_key_values).logits
-        whole = made(torch.cat([ids[:1, 5:], ids[:1, :1]], 1)).logits[:, -1:]
+        after = lm(ids[:, :1], attention_mask=mask, past_key_values=padded.past_key_values).logits
+        whole = lm(torch.cat([ids[:1, 5:], ids[:1, :1]], 1)).logits[:, -1:]
     torch.testing.assert_close(after[:1], whole, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("rule", ["falcon-1", "falcon-3", "mamba-2", "softmax"])
-def test_generate_is_a_loop(rule):
-    made, ids = model(rule), torch.randint(50, (2, 7))
-    got = made.generate(ids, max_new_tokens=9, do_sample=False)
+def test_generate_matches_a_greedy_loop(rule):
+    lm, ids = model(rule), torch.randint(50, (2, 7))
+    got = lm.generate(ids, max_new_tokens=9, do_sample=False)
     expected = ids
     with torch.no_grad():
         for _ in range(9):
-            best = made(expected, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
+            best = lm(expected, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
             expected = torch.cat([expected, best], 1)
     assert torch.equal(got, expected)
-    beams = made.generate(ids, max_new_tokens=4, num_beams=3, do_sample=False)
+    beams = lm.generate(ids, max_new_tokens=4, num_beams=3, do_sample=False)
     assert beams.shape == (2, 11)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_files_are_read_back(tmp_path, tied):
-    made = model("falcon-3a", tie_word_embeddings=tied)
-    made.save_pretrained(tmp_path)
+def test_a_saved_model_opens(tmp_path, tied):
+    lm = model("falcon-3a", tie_word_embeddings=tied)
+    lm.save_pretrained(tmp_path)
     opened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert isinstance(opened, FalconFwaForCausalLM)
     ids = torch.randint(50, (1, 9))
-    torch.testing.assert_close(opened(ids).logits, made(ids).logits, atol=0, rtol=0)
+    torch.testing.assert_close(opened(ids).logits, lm(ids).logits, atol=0, rtol=0)
 
 
-def test_checkpointing_changes_no_gradient():
-    made, ids = model("falcon-1").train(), torch.randint(50, (2, 15))
-    made(ids, labels=ids).loss.backward()
-    expected = {name: parameter.grad.clone() for name, parameter in made.named_parameters()}
-    made.zero_grad()
-    made.gradient_checkpointing_enable()
-    made(ids, labels=ids).loss.backward()
-    for name, parameter in made.named_parameters():
+def test_gradient_checkpointing_does_not_change_gradients():
+    lm, ids = model("falcon-1").train(), torch.randint(50, (2, 15))
+    lm(ids, labels=ids).loss.backward()
+    expected = {name: parameter.grad.clone() for name, parameter in lm.named_parameters()}
+    lm.zero_grad()
+    lm.gradient_checkpointing_enable()
+    lm(ids, labels=ids).loss.backward()
+    for name, parameter in lm.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], msg=name)
 
 
 def test_a_model_learns():
-    """A sequence that repeats is learnt by heart."""
-    made, ids = model("falcon-1a").train(), torch.arange(12).repeat(2, 2)
-    optimizer = torch.optim.AdamW(made.parameters(), lr=1e-2)
+    """A short sequence that repeats itself is memorised."""
+    lm, ids = model("falcon-1a").train(), torch.arange(12).repeat(2, 2)
+    optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-2)
     losses = []
     for _ in range(30):
-        loss = made(ids, labels=ids).loss
+        loss = lm(ids, labels=ids).loss
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()

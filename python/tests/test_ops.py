@@ -38,12 +38,12 @@ def inputs(rule, batch=2, time=21, heads=4, key_heads=2, dim_k=5, dim_v=6, seed=
     return q, k, v, gain, decay
 
 
-def required(tensors):
+def with_gradients(tensors):
     return tuple(None if x is None else x.detach().clone().requires_grad_() for x in tensors)
 
 
 def state_of(rule, given, seed=1):
-    """A state with something in it."""
+    """A state of random numbers, with full tails."""
     state = ops.fresh_state(rule, given[0], given[2])
     generator = torch.Generator().manual_seed(seed)
     numbers = [torch.randn(part.shape, generator=generator, dtype=part.dtype) * 0.3 for part in state[:4]]
@@ -56,11 +56,11 @@ def state_of(rule, given, seed=1):
 
 @pytest.mark.parametrize("path", golden.paths(), ids=lambda path: path.stem)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_golden(path, dtype):
+def test_golden_cases(path, dtype):
     case = golden.Case(path)
-    given = required(None if x is None else torch.tensor(x, dtype=dtype) for x in case.inputs())
+    given = with_gradients(None if x is None else torch.tensor(x, dtype=dtype) for x in case.inputs())
     *numbers, counts = case.state()
-    state = ops.FalconState(*required(torch.tensor(x, dtype=dtype) for x in numbers), torch.tensor(counts))
+    state = ops.FalconState(*with_gradients(torch.tensor(x, dtype=dtype) for x in numbers), torch.tensor(counts))
     out, final = ops.falcon(
         *given, rule=case.rule, initial_state=state, output_final_state=True, chunk_size=3
     )  # fmt: skip
@@ -77,7 +77,7 @@ def test_golden(path, dtype):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_match_differences(name):
-    """Of every input and every part of the state, through outputs and final state."""
+    """Gradients of outputs and final state, with respect to every input and every part of the initial state."""
     # With detach, a gradient is left out on purpose.
     rule = Rule(name, detach=False) if Rule(name).detach else Rule(name)
     given = inputs(rule, batch=1, time=5, heads=2, key_heads=1, dim_k=3, dim_v=2)
@@ -94,18 +94,18 @@ def test_gradients_match_differences(name):
         )  # fmt: skip
         return out, *(part for part in final[:4] if part.numel() > 0)
 
-    assert torch.autograd.gradcheck(call, required(tensors), atol=1e-6)
+    assert torch.autograd.gradcheck(call, with_gradients(tensors), atol=1e-6)
 
 
 def op_arguments(rule, packed=False):
-    given = required(inputs(rule, batch=1 if packed else 2))
+    given = with_gradients(inputs(rule, batch=1 if packed else 2))
     offsets = torch.tensor([0, 4, 21]) if packed else None
     state = ops.fresh_state(rule, given[0], given[2], 2)
     return (*given, *state, offsets, rule.spec, "chunked", 8, True)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_operators_are_what_torch_expects(name):
+def test_operators_pass_opcheck(name):
     torch.library.opcheck(_scan.scan, op_arguments(Rule(name)))
     torch.library.opcheck(_scan.scan, op_arguments(Rule(name), packed=True))
     given = inputs(Rule(name), time=1)
@@ -114,12 +114,12 @@ def test_operators_are_what_torch_expects(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_compiled_code_is_the_same(name):
+def test_compiled_code_gives_the_same_results(name):
     def loss(*tensors):
         out, final = ops.falcon(*tensors, rule=name, output_final_state=True, chunk_size=8)
         return out.square().sum() + final.memory.sum()
 
-    eager, compiled = required(inputs(Rule(name))), required(inputs(Rule(name)))
+    eager, compiled = with_gradients(inputs(Rule(name))), with_gradients(inputs(Rule(name)))
     torch._dynamo.reset()
     expected, got = loss(*eager), torch.compile(loss, fullgraph=True, backend="aot_eager")(*compiled)
     torch.testing.assert_close(got, expected)
@@ -131,7 +131,7 @@ def test_compiled_code_is_the_same(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_vmap_is_a_loop(name):
+def test_vmap_matches_a_loop(name):
     rule = Rule(name)
     many = [inputs(rule, seed=seed) for seed in range(3)]
     stacked = [None if many[0][i] is None else torch.stack([one[i] for one in many], 1) for i in range(5)]
@@ -140,13 +140,13 @@ def test_vmap_is_a_loop(name):
     def loss(*tensors):
         return ops.falcon(*tensors, rule=rule, chunk_size=8)[0]
 
-    leaves = required(stacked)
+    leaves = with_gradients(stacked)
     got = torch.vmap(loss, in_dims=axes)(*leaves)
     torch.testing.assert_close(got, torch.stack([loss(*one) for one in many]))
-    # Gradients through it are those of the loop.
+    # So do gradients through vmap.
     got.square().sum().backward()
     for index, one in enumerate(many):
-        one = required(one)
+        one = with_gradients(one)
         loss(*one).square().sum().backward()
         for leaf, alone in zip(leaves, one, strict=True):
             if leaf is not None:
@@ -158,7 +158,7 @@ def test_vmap_of_packed_sequences(name):
     """Each element has packed sequences of its own, and their states."""
     rule, offsets = Rule(name), torch.tensor([[0, 4, 21], [0, 15, 21], [0, 0, 21]])
     many = [inputs(rule, batch=1, seed=seed) for seed in range(3)]
-    leaves = required(None if many[0][i] is None else torch.stack([one[i] for one in many]) for i in range(5))
+    leaves = with_gradients(None if many[0][i] is None else torch.stack([one[i] for one in many]) for i in range(5))
 
     def call(offsets, *tensors):
         out, final = ops.falcon(*tensors, rule=rule, cu_seqlens=offsets, output_final_state=True, chunk_size=8)
@@ -168,7 +168,7 @@ def test_vmap_of_packed_sequences(name):
     out, memory = torch.vmap(call, in_dims=axes)(offsets, *leaves)
     (out.square().sum() + memory.sum()).backward()
     for index, one in enumerate(many):
-        one = required(one)
+        one = with_gradients(one)
         expected, end = call(offsets[index], *one)
         torch.testing.assert_close(out[index], expected)
         torch.testing.assert_close(memory[index], end)
@@ -181,9 +181,9 @@ def test_vmap_of_packed_sequences(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("packed", [False, True])
 def test_many_gradients_at_once(name, packed):
-    """What a Jacobian asks for: the backward pass under vmap."""
+    """The backward pass under vmap, which a Jacobian needs."""
     rule = Rule(name)
-    given = required(inputs(rule, batch=1 if packed else 2))
+    given = with_gradients(inputs(rule, batch=1 if packed else 2))
     offsets = torch.tensor([0, 4, 21]) if packed else None
     out, final = ops.falcon(*given, rule=rule, cu_seqlens=offsets, output_final_state=True, chunk_size=8)
     upstream = (torch.randn(3, *out.shape, dtype=out.dtype), torch.randn(3, *final.memory.shape, dtype=out.dtype))
@@ -197,7 +197,7 @@ def test_many_gradients_at_once(name, packed):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_token_at_a_time(name):
+def test_steps_of_one_token_match_the_whole(name):
     rule = Rule(name)
     given = inputs(rule)
     expected, end = ops.falcon(*given, rule=rule, output_final_state=True)
@@ -212,8 +212,8 @@ def test_one_token_at_a_time(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_pieces_have_the_gradients_of_the_whole(name):
-    whole, cut = required(inputs(Rule(name))), required(inputs(Rule(name)))
+def test_gradients_of_pieces_match_those_of_the_whole(name):
+    whole, cut = with_gradients(inputs(Rule(name))), with_gradients(inputs(Rule(name)))
     out, final = ops.falcon(*whole, rule=name, output_final_state=True)
     (out.square().sum() + final.memory.sum()).backward()
     state, total = None, 0
@@ -229,8 +229,8 @@ def test_pieces_have_the_gradients_of_the_whole(name):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_float32(dtype):
-    given = required(inputs(Rule("falcon-1"), dtype=dtype))
-    wide = required(x.float() for x in given)
+    given = with_gradients(inputs(Rule("falcon-1"), dtype=dtype))
+    wide = with_gradients(x.float() for x in given)
     out, state = ops.falcon(*given, output_final_state=True)
     expected, _ = ops.falcon(*wide)
     assert out.dtype == dtype and state.memory.dtype == torch.float32
@@ -242,23 +242,23 @@ def test_half_precision_is_computed_in_float32(dtype):
         torch.testing.assert_close(one.grad, other.grad.to(dtype), rtol=0, atol=0)
 
 
-def test_strides_are_taken_as_they_are():
+def test_strided_tensors_give_the_same_results():
     given = inputs(Rule("falcon-1"))
     expected, _ = ops.falcon(*given)
     heads_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in given]
     torch.testing.assert_close(ops.falcon(*heads_first)[0], expected, rtol=0, atol=0)
-    # One projection for all three.
+    # Views of one tensor, as from one projection for q, k and v.
     q, k, v, gain, ridge = inputs(Rule("falcon-1"), heads=2, dim_v=5)
     together = torch.cat([q, k, v], -1)
     parts = together.split(5, -1)
     expected, _ = ops.falcon(q, k, v, gain, ridge)
     torch.testing.assert_close(ops.falcon(*parts, gain, ridge)[0], expected, rtol=0, atol=0)
-    # The same gain for all tokens, and columns that are not side by side.
+    # The same gain for all tokens, by a stride of 0, and a last axis that is not contiguous.
     wide = gain[:, :1].expand_as(gain)
     expected, _ = ops.falcon(q, k, v, wide.contiguous(), ridge)
     columns = q.transpose(-1, -2).contiguous().transpose(-1, -2)
     torch.testing.assert_close(ops.falcon(columns, k, v, wide, ridge)[0], expected, rtol=0, atol=0)
-    # An expanded gradient, as that of a sum.
+    # The gradient of a sum has strides of 0.
     q = q.requires_grad_()
     ops.falcon(q, k, v, gain, ridge)[0].sum().backward()
     once, q.grad = q.grad.clone(), None
@@ -277,7 +277,7 @@ def test_arrays_and_tensors_agree():
 
 
 def test_inference_saves_nothing():
-    given = required(inputs(Rule("falcon-1")))
+    given = with_gradients(inputs(Rule("falcon-1")))
     state = ops.fresh_state("falcon-1", given[0], given[2])
     with torch.no_grad():
         *_, saved = _scan.scan(*given, *state, None, Rule("falcon-1").spec, "chunked", 8, False)
@@ -286,8 +286,8 @@ def test_inference_saves_nothing():
     assert ops.falcon(*given)[0].requires_grad
 
 
-def test_no_time():
-    given = required(inputs(Rule("falcon-1"), time=0))
+def test_sequences_without_tokens():
+    given = with_gradients(inputs(Rule("falcon-1"), time=0))
     state = ops.fresh_state("falcon-1", given[0], given[2])
     state = state._replace(memory=torch.ones_like(state.memory).requires_grad_())
     out, final = ops.falcon(*given, initial_state=state, output_final_state=True)
@@ -302,7 +302,7 @@ def _in_child(queue, given, expected, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_forked_process_has_threads_of_its_own(name):
+def test_a_forked_process_starts_its_own_threads(name):
     given = inputs(Rule(name), time=200)
     expected, _ = ops.falcon(*given, rule=name)
     context = multiprocessing.get_context("fork")
@@ -312,12 +312,12 @@ def test_a_forked_process_has_threads_of_its_own(name):
     assert queue.get(timeout=60)
     child.join(timeout=60)
     assert child.exitcode == 0
-    # The parent's are still there.
+    # The threads of the parent still work.
     torch.testing.assert_close(ops.falcon(*given, rule=name)[0], expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_two_threads_at_once(name):
+def test_two_python_threads_at_once(name):
     given = inputs(Rule(name), time=100)
     expected, _ = ops.falcon(*given, rule=name)
     same = []
@@ -355,7 +355,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "kind", "message"), WRONG, ids=[message[:40] for *_, message in WRONG])
-def test_wrong_calls_say_what_is_wrong(change, kind, message):
+def test_wrong_arguments_are_refused_with_the_reason(change, kind, message):
     names = ("q", "k", "v", "gain", "ridge")
     call = dict(zip(names, inputs(Rule("falcon-1")), strict=True)) | change
     with pytest.raises(kind) as caught:
@@ -363,15 +363,28 @@ def test_wrong_calls_say_what_is_wrong(change, kind, message):
     assert message in str(caught.value)
 
 
-def test_offsets_that_do_not_fit():
+def test_wrong_offsets_are_refused():
     for offsets in ([0, 20], [1, 21], [0, 12, 3, 21]):
         with pytest.raises(ValueError, match="offsets"):
             ops.falcon(*inputs(Rule("falcon-1"), batch=1), cu_seqlens=torch.tensor(offsets))
-    # Nothing is broken by it.
+    # A right call still works afterwards.
     ops.falcon(*inputs(Rule("falcon-1"), batch=1), cu_seqlens=torch.tensor([0, 3, 21], dtype=torch.int32))
 
 
-def test_a_step_takes_one_token():
+def test_a_step_of_several_tokens_is_refused():
     given = inputs(Rule("falcon-1"))
     with pytest.raises(ValueError, match="falcon_step takes one token, got a time of 21"):
         ops.falcon_step(*given, state=ops.fresh_state("falcon-1", given[0], given[2]))
+
+
+def test_a_state_that_does_not_fit_is_named_with_its_part():
+    given = inputs(Rule("falcon-1"), time=1)
+    state = ops.fresh_state("falcon-1", given[0], given[2])
+    wrong = state._replace(memory=state.memory[:1])
+    message = ".memory must be [2, 4, 5, 6] for falcon-1, got shape [1, 4, 5, 6]"
+    with pytest.raises(ValueError) as caught:
+        ops.falcon(*given, initial_state=wrong)
+    assert str(caught.value) == f"initial_state{message}"
+    with pytest.raises(ValueError) as caught:
+        ops.falcon_step(*given, state=wrong)
+    assert str(caught.value) == f"state{message}"

@@ -1,4 +1,4 @@
-"""Models go from the program to Python and back."""
+"""Models of the program `falcon` open in Python, and those of Python in the program."""
 
 import json
 import os
@@ -20,19 +20,18 @@ PRESETS = ["falcon-1a.3", "falcon-1.3", "falcon-2.3", "falcon-3.1", "falcon-1a-d
            "retnet", "lightning", "mamba2", "deltanet", "gated-deltanet"]  # fmt: skip
 
 
-def falcon(*words, folder):
-    ran = subprocess.run([PROGRAM, *words], cwd=folder, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+def falcon(*arguments, folder):
+    done = subprocess.run([PROGRAM, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_trained_model_opens_in_python(preset, tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
-    falcon("train", "--task", "text", "--model", preset, "--size", "micro", "--run", "run", "--set",
-               "task.train=text.txt",
-           "--set", "train.steps=12", "--set", "train.batch=2", "--set", "task.length=64", "--set", "train.lr=2e-3",
-           folder=tmp_path)  # fmt: skip
+    falcon("train", "--task", "text", "--model", preset, "--size", "micro", "--run", "run",
+           "--set", "task.train=text.txt", "--set", "train.steps=12", "--set", "train.batch=2",
+           "--set", "task.length=64", "--set", "train.lr=2e-3", folder=tmp_path)  # fmt: skip
     falcon("export", "run", "--hf", "hf", folder=tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", trust_remote_code=True).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
@@ -41,14 +40,14 @@ def test_a_trained_model_opens_in_python(preset, tmp_path):
     def tokens_of(text):
         return torch.cat([begin, tokenizer(text, return_tensors="pt").input_ids], 1)
 
-    # What the program says next, greedily.
-    said = json.loads(
+    # Greedy generation gives the same text.
+    generated = json.loads(
         falcon("generate", "run", "the river", "--temperature", "0", "-n", "20", "--json", folder=tmp_path)
     )
     ids = tokens_of("the river")
     tokens = model.generate(ids, max_new_tokens=20, do_sample=False, pad_token_id=tokenizer.eos_token_id)
-    assert tokenizer.decode(tokens[0, ids.shape[1] :]) == said["texts"][0]["text"]
-    # The likelihood of a text.
+    assert tokenizer.decode(tokens[0, ids.shape[1] :]) == generated["texts"][0]["text"]
+    # The likelihood of a text agrees, too.
     (tmp_path / "short.txt").write_text(TEXT[:200])
     found = json.loads(falcon("eval", "run", "--text", "short.txt", "--json", folder=tmp_path))[0]["texts"][0]
     ids = tokens_of(TEXT[:200])
@@ -57,7 +56,7 @@ def test_a_trained_model_opens_in_python(preset, tmp_path):
     nats = -logits[0, :-1].gather(1, ids[0, 1:, None]).sum().item()
     assert found["tokens"] == 200
     assert nats == pytest.approx(found["nats"], rel=1e-5)
-    # Saved again, it is still a model of the program.
+    # Saved by Python, the model still opens in the program.
     model.save_pretrained(tmp_path / "again")
     tokenizer.save_pretrained(tmp_path / "again")
     again = json.loads(falcon("eval", "again", "--text", "short.txt", "--json", folder=tmp_path))[0]["texts"][0]
@@ -69,12 +68,11 @@ def test_a_model_of_python_opens_in_the_program(tmp_path):
 
     torch.manual_seed(0)
     config = FalconFwaConfig(vocab_size=257, hidden_size=32, num_hidden_layers=2, intermediate_size=64,
-                                 mixer="falcon-3",
-                             window=4, head_dim=8, head_v_dim=8)  # fmt: skip
+                             mixer="falcon-3", window=4, head_dim=8, head_v_dim=8)  # fmt: skip
     model = FalconFwaForCausalLM(config).eval()
     model.save_pretrained(tmp_path / "model")
-    said = falcon("generate", "model", "abc", "--tokenizer", "bytes", "--temperature", "0", "-n", "8", "--json",
-                  folder=tmp_path)  # fmt: skip
+    printed = falcon("generate", "model", "abc", "--tokenizer", "bytes", "--temperature", "0", "-n", "8", "--json",
+                     folder=tmp_path)  # fmt: skip
     tokens = model.generate(torch.tensor([[256, 97, 98, 99]]), max_new_tokens=8, do_sample=False)[0, 4:]
     text = bytes(token for token in tokens.tolist() if token < 256).decode(errors="replace")
-    assert json.loads(said)["texts"][0]["text"] == text
+    assert json.loads(printed)["texts"][0]["text"] == text

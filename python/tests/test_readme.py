@@ -1,4 +1,4 @@
-"""The Python that the pages show is run, in order, and prints what they say."""
+"""The Python code of the README pages runs, in order, and prints what the pages show."""
 
 import contextlib
 import io
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def blocks(page):
-    """Python of a page; a block of text after it is what it prints."""
+    """The Python blocks of a page, each with its output: the block of text right after it, or an empty string."""
     text = (ROOT / page).read_text()
     return re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", text, re.DOTALL)
 
@@ -23,7 +23,7 @@ def blocks(page):
 def test_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found, names = blocks(page), {}
-    assert found, "the page has examples"
+    assert found, f"{page} has no examples"
     for code, shown in found:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):

@@ -1,4 +1,4 @@
-"""Training as people do it: Trainer, and several processes."""
+"""Training with Hugging Face's Trainer, and in several processes."""
 
 import os
 import socket
@@ -28,51 +28,51 @@ def batches(count=4, time=24):
     return torch.randint(30, (STEPS, count, time), generator=generator)
 
 
-def optimizer_of(made):
-    return torch.optim.SGD(made.parameters(), lr=0.02)
+def optimizer_of(module):
+    return torch.optim.SGD(module.parameters(), lr=0.02)
 
 
 def trained_alone():
-    made = model()
-    optimizer = optimizer_of(made)
+    lm = model()
+    optimizer = optimizer_of(lm)
     for ids in batches():
-        made(ids, labels=ids).loss.backward()
+        lm(ids, labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return {name: parameter.detach() for name, parameter in made.named_parameters()}
+    return {name: parameter.detach() for name, parameter in lm.named_parameters()}
 
 
 def _worker(rank, port, kind, expected):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    made = model()
+    lm = model()
     if kind == "ddp":
-        wrapped = torch.nn.parallel.DistributedDataParallel(made)
+        wrapped = torch.nn.parallel.DistributedDataParallel(lm)
     else:
         from torch.distributed.fsdp import fully_shard
 
         mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
-        for block in made.model.layers:
+        for block in lm.model.layers:
             fully_shard(block, mesh=mesh)
-        wrapped = fully_shard(made, mesh=mesh)
+        wrapped = fully_shard(lm, mesh=mesh)
     optimizer = optimizer_of(wrapped)
     for ids in batches():
-        # Each takes its half of the batch.
+        # Each process takes its half of the batch.
         half = ids[2 * rank : 2 * rank + 2]
         wrapped(input_ids=half, labels=half).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    for name, parameter in made.named_parameters():
+    for name, parameter in lm.named_parameters():
         whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
         torch.testing.assert_close(
-            whole.detach(), expected[name], atol=2e-5, rtol=2e-4, msg=lambda said, name=name: f"{name}: {said}"
+            whole.detach(), expected[name], atol=2e-5, rtol=2e-4, msg=lambda text, name=name: f"{name}: {text}"
         )
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_two_processes_are_one_with_the_double_batch(kind):
+def test_two_processes_match_one_with_twice_the_batch(kind):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -90,6 +90,6 @@ def test_trainer_works_unmodified(tmp_path):
     trainer = transformers.Trainer(model=model(), args=arguments, train_dataset=data)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert losses[-1] < 0.3 * losses[0]
+    assert losses[-1] < 0.3 * losses[0], f"the loss should fall to less than 0.3 of the first: {losses}"
     opened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "checkpoint-30")
     assert opened(ids[:1], labels=ids[:1]).loss.item() < losses[0]

@@ -1,7 +1,9 @@
-//! Small things that several crates share and that belong to none of them.
+//! Utilities that several crates need and that have nothing to do with Falcon itself.
 //!
-//! [`files`] writes files whole or not at all and reads them within limits; [`PathError`] is an I/O error that names
-//! its path; [`nearest`] suggests a name that was probably meant; [`hex`] prints hashes.
+//! - [`files`] writes files atomically, and reads regular files up to a given size.
+//! - [`PathError`] is an I/O error that names the file or folder.
+//! - [`nearest`] suggests the correct spelling of a misspelt name.
+//! - [`hex`] formats bytes in hexadecimal.
 
 pub mod files;
 mod nearest;
@@ -10,7 +12,7 @@ mod path_error;
 pub use nearest::nearest;
 pub use path_error::{AtPath, PathError};
 
-/// Lower-case hexadecimal digits, two for each byte.
+/// Formats bytes in hexadecimal: two lower-case digits for each byte.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

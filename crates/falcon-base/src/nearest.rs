@@ -2,11 +2,11 @@
 
 use strsim::levenshtein;
 
-/// At most so many names are listed.
-const LISTED: usize = 40;
+/// The most known names that a message lists.
+const MOST_LISTED: usize = 40;
 
-/// The end of an error message about an unknown name: the name that was probably meant, or else the names that are
-/// known.
+/// The end of an error message about the unknown name `got`: the known name that was probably meant, or, if none is
+/// similar, a list of the known names.
 ///
 /// ```
 /// use falcon_base::nearest;
@@ -19,7 +19,7 @@ pub fn nearest<'a>(got: &str, known: impl IntoIterator<Item = &'a str>) -> Strin
     match best {
         None => "nothing else is there".into(),
         Some(best) if levenshtein(got, best) <= best.len().div_ceil(3) => format!("did you mean {best:?}?"),
-        Some(_) if known.len() > LISTED => format!("known are {}, …", known[..LISTED].join(", ")),
+        Some(_) if known.len() > MOST_LISTED => format!("known are {}, …", known[..MOST_LISTED].join(", ")),
         Some(_) => format!("known are {}", known.join(", ")),
     }
 }

@@ -14,7 +14,7 @@ use falcon_nn::{CONFIG_FILE, FileError, Model};
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::output::printed;
+use crate::output::ignore_closed_stdout;
 
 /// Arguments of `falcon export`.
 #[derive(Debug, Args)]
@@ -82,8 +82,8 @@ pub enum ExportError {
     Output(#[from] io::Error),
 }
 
-/// The code that `trust_remote_code` loads. All of it is in the Python package; the classes here are subclasses of
-/// the package's, because Transformers copies the file that defines such a class whenever a model is saved.
+/// The files that `trust_remote_code` loads. They only subclass the classes of the Python package, because Transformers
+/// copies the file that defines such a class whenever a model is saved.
 const CODE: [(&str, &str); 2] = [
     ("configuration_falcon_fwa.py", include_str!("export/configuration_falcon_fwa.py")),
     ("modeling_falcon_fwa.py", include_str!("export/modeling_falcon_fwa.py")),
@@ -115,13 +115,13 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
     if let Some(tokenizer) = &tokenizer {
         let path = folder.join(TOKENIZER_FILE);
         tokenizer.save(&path).map_err(TrainedError::from)?;
-        write("tokenizer_config.json", &pretty(&about(tokenizer)))?;
+        write("tokenizer_config.json", &pretty(&tokenizer_configuration(tokenizer)))?;
     }
     // Temporary folders are private; this one should not be.
     #[cfg(unix)]
     fs::set_permissions(folder, std::os::unix::fs::PermissionsExt::from_mode(0o755)).at(folder)?;
     fs::rename(folder, to).at(to)?;
-    // It has been moved, so there is nothing to remove under its old name.
+    // The temporary folder has been moved, so nothing is left to remove.
     let _ = aside.keep();
     let parameters = model.config().parameter_count();
     let line = if args.json {
@@ -131,7 +131,7 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
         let tokenizer = if tokenizer.is_some() { "" } else { ", without a tokenizer, because the model has none" };
         format!("{parameters} parameters{tokenizer} -> {}", to.display())
     };
-    Ok(printed(writeln!(io::stdout(), "{line}"))?)
+    Ok(ignore_closed_stdout(writeln!(io::stdout(), "{line}"))?)
 }
 
 /// `config.json` with the place of the code, and the tokens that begin and end a document.
@@ -152,7 +152,7 @@ fn configuration(model: &Model, tokenizer: Option<&Tokenizer>) -> String {
 }
 
 /// `tokenizer_config.json`: the tokens that documents begin and end with.
-fn about(tokenizer: &Tokenizer) -> Value {
+fn tokenizer_configuration(tokenizer: &Tokenizer) -> Value {
     let end = tokenizer.end_text();
     json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -164,5 +164,5 @@ fn about(tokenizer: &Tokenizer) -> Value {
 }
 
 fn pretty(value: &Value) -> String {
-    serde_json::to_string_pretty(value).expect("it is plain data") + "\n"
+    serde_json::to_string_pretty(value).expect("a JSON value can be written as JSON") + "\n"
 }

@@ -16,7 +16,7 @@ use signal_hook::{
     iterator::Signals,
 };
 
-/// What a training run does when it is asked to stop.
+/// The message when `falcon train` is asked to stop.
 pub(crate) const SAVING: &str = "saving after this step";
 
 /// Whether a signal has arrived.
@@ -25,11 +25,12 @@ static STOP: AtomicBool = AtomicBool::new(false);
 static CODE: AtomicU8 = AtomicU8::new(INTERRUPTED);
 /// The exit code after Ctrl-C by the convention of shells: 128 plus the number of the signal.
 const INTERRUPTED: u8 = 130;
-/// The message about what the program does when it is asked to stop. It changes in the course of the work.
+/// What is printed when the program is asked to stop. It changes in the course of the work.
 static MESSAGE: Mutex<&str> = Mutex::new("stopping");
 
 /// The exit code of an interrupted program: 130 after Ctrl-C, 143 after a request to terminate.
 pub fn exit_code() -> u8 {
+    // Waits until the message has been printed: see `wait`.
     let _printed = MESSAGE.lock().expect("nobody panics while holding it");
     CODE.load(Ordering::SeqCst)
 }
@@ -51,9 +52,8 @@ impl Monitor for Interrupt {
     }
 }
 
-/// Listens for Ctrl-C and requests to terminate. The first one prints `message` and is seen by the returned
-/// [`Interrupt`]; the second one ends the program at once. On systems without Unix signals the first one already ends
-/// it.
+/// Listens for Ctrl-C and requests to terminate. The first one prints `message`, and the returned [`Interrupt`] then
+/// cancels; the second one ends the program at once. On systems without Unix signals the first one already does.
 pub(crate) fn stop_on_interrupt(message: &'static str) -> Interrupt {
     *MESSAGE.lock().expect("nobody panics while holding it") = message;
     #[cfg(unix)]
@@ -72,7 +72,7 @@ pub fn report_file_size_limit() {
     }
 }
 
-/// Waits for signals in a thread. If none can be started, the first signal ends the program.
+/// Waits for signals in a thread. If no thread can be started, the first signal ends the program.
 #[cfg(unix)]
 fn listen() {
     static ONCE: Once = Once::new();
@@ -99,8 +99,8 @@ fn wait(mut signals: Signals) {
             std::process::exit(code);
         }
         CODE.store(u8::try_from(code).unwrap_or(u8::MAX), Ordering::SeqCst);
-        // Held until the message is printed, which `exit_code` waits for: work that stops at once must not end the
-        // program before it.
+        // The lock is held until the message has been printed, and `exit_code` waits for the lock: work that stops at
+        // once would otherwise end the program before the message.
         let message = MESSAGE.lock().expect("nobody panics while holding it");
         STOP.store(true, Ordering::SeqCst);
         let _ = writeln!(io::stderr(), "\n{message}; once more to stop at once");

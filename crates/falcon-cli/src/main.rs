@@ -38,9 +38,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// The exit code of a command. An error is printed.
-fn code(ended: Result<Outcome, impl Display>) -> ExitCode {
-    match ended {
+/// The exit code of a command; prints its error, if there is one.
+fn code(result: Result<Outcome, impl Display>) -> ExitCode {
+    match result {
         Ok(Outcome::Finished) => ExitCode::SUCCESS,
         Ok(Outcome::Interrupted) => ExitCode::from(interrupt::exit_code()),
         Err(error) => fail(error),

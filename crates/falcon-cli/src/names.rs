@@ -5,13 +5,13 @@ use std::ffi::OsStr;
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
 
-/// Accepts any text, and lists the known names in help texts and completions. An unknown name is refused where it is
-/// used, with a suggestion.
+/// A parser that accepts any text, and lists the known names in help texts and completions. An unknown name is refused
+/// later, with a suggestion, by the code that uses the name.
 #[derive(Clone, Debug)]
 pub(crate) struct Names(Vec<&'static str>);
 
 impl Names {
-    pub fn of(names: impl IntoIterator<Item = &'static str>) -> Self {
+    pub fn new(names: impl IntoIterator<Item = &'static str>) -> Self {
         Self(names.into_iter().collect())
     }
 }

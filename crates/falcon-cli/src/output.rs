@@ -55,13 +55,13 @@ impl Kind {
             |is: fn(&str) -> bool| header_names(beginning).is_some_and(|names| names.iter().any(|name| is(name)));
         match self {
             Self::Tokenizer => begins("{") && contains("\"added_tokens\""),
-            // The metadata of a state, or a tensor of states that earlier versions wrote.
+            // States have the metadata `falcon_state`; those of earlier versions have only the tensor `positions`.
             Self::State => has_name(|name| name == "falcon_state" || name == "positions"),
             Self::Scan => has_name(|name| name.starts_with("out.")),
             Self::Html => begins("<!doctype html") || begins("<html"),
             Self::Json => begins("[") || begins("{"),
             Self::Svg => begins("<svg") || begins("<?xml"),
-            // Inserting a table looks for marks, and fails without them.
+            // Any text: inserting a table fails if the page lacks the marks for it.
             Self::Page => true,
         }
     }
@@ -93,28 +93,28 @@ pub(crate) fn check<'a>(
     kind: Kind,
     inputs: impl IntoIterator<Item = &'a (impl AsRef<Path> + ?Sized + 'a)>,
 ) -> io::Result<()> {
-    let wrong = |what: String| Err(io::Error::other(what));
+    let refuse = |what: String| Err(io::Error::other(what));
     // Nobody expects a folder, or a device such as /dev/null, to be replaced by a file.
     if file.file_name().is_none() || file.metadata().is_ok_and(|found| !found.is_file()) {
-        return wrong(
+        return refuse(
             "a folder or a device, not a file that can be replaced; choose another name for the output".into(),
         );
     }
     let folder = folder(file);
     if !folder.is_dir() {
-        return wrong(format!("there is no folder {}: create it first", folder.display()));
+        return refuse(format!("there is no folder {}: create it first", folder.display()));
     }
     for input in inputs {
         let input = input.as_ref();
         if is_same(file, input) {
             let input = input.display();
-            return wrong(format!(
+            return refuse(format!(
                 "this is the input {input} and would be replaced; choose another name for the output"
             ));
         }
         if is_read_from(file, input) {
             let input = input.display();
-            return wrong(format!(
+            return refuse(format!(
                 "this file would become part of the input {input}; choose a name outside that folder"
             ));
         }
@@ -124,7 +124,7 @@ pub(crate) fn check<'a>(
         found.take(BEGINNING).read_to_end(&mut beginning)?;
         if !beginning.is_empty() && !kind.recognises(&beginning) {
             let kind = kind.name();
-            return wrong(format!("the file exists and is not {kind}; choose another name for the output"));
+            return refuse(format!("the file exists and is not {kind}; choose another name for the output"));
         }
     }
     // Creating a temporary file shows that the folder can be written; it is deleted at once.
@@ -136,29 +136,29 @@ fn is_same(file: &Path, input: &Path) -> bool {
     #[cfg(unix)]
     {
         use std::os::unix::fs::MetadataExt;
-        let place = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
-        if place(file).is_some_and(|here| place(input) == Some(here)) {
+        let inode = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+        if inode(file).is_some_and(|inode_of_file| inode(input) == Some(inode_of_file)) {
             return true;
         }
     }
-    real(file).is_some_and(|here| fs::canonicalize(input).is_ok_and(|there| there == here))
+    canonical(file).is_some_and(|file| fs::canonicalize(input).is_ok_and(|input| input == file))
 }
 
-/// Whether a file is, or would be, one of the texts of a folder.
+/// Whether `input` is a folder, and `file` is, or would be, one of the texts that are read from it.
 fn is_read_from(file: &Path, input: &Path) -> bool {
     input.is_dir()
         && file.file_name().is_some_and(is_text_name)
-        && real(file).is_some_and(|here| fs::canonicalize(input).is_ok_and(|there| here.starts_with(there)))
+        && canonical(file).is_some_and(|file| fs::canonicalize(input).is_ok_and(|input| file.starts_with(input)))
 }
 
-/// The absolute path of a file that exists or is to be created.
-fn real(file: &Path) -> Option<PathBuf> {
+/// The canonical path of a file that exists or is to be created.
+fn canonical(file: &Path) -> Option<PathBuf> {
     fs::canonicalize(file).ok().or_else(|| Some(fs::canonicalize(folder(file)).ok()?.join(file.file_name()?)))
 }
 
-/// The result of printing. A closed stdout is not an error: its reader has seen enough, and the rest of the work goes
-/// on.
-pub(crate) fn printed(result: io::Result<()>) -> io::Result<()> {
+/// The result of printing, without the error of a closed stdout: its reader has seen enough, and the rest of the work
+/// goes on.
+pub(crate) fn ignore_closed_stdout(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
@@ -169,7 +169,8 @@ pub(crate) fn printed(result: io::Result<()>) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn said(file: &Path, kind: Kind, inputs: &[&Path]) -> String {
+    /// The error of [`check`], or "fine".
+    fn outcome(file: &Path, kind: Kind, inputs: &[&Path]) -> String {
         check(file, kind, inputs.iter().copied()).map_or_else(|error| error.to_string(), |()| "fine".into())
     }
 
@@ -180,18 +181,18 @@ mod tests {
         fs::create_dir(at("books")).unwrap();
         fs::write(at("books/a.txt"), "").unwrap();
         let (a, books) = (at("books/a.txt"), at("books"));
-        assert!(said(&a, Kind::Tokenizer, &[&a]).contains("this is the input"));
-        assert!(said(&at("books/../books/a.txt"), Kind::Tokenizer, &[&a]).contains("this is the input"));
-        assert!(said(&at("books/new.txt"), Kind::Tokenizer, &[&books]).contains("become part of the input"));
-        assert!(said(&at("books/new.jsonl.gz"), Kind::Tokenizer, &[&books]).contains("outside that folder"));
-        assert_eq!(said(&at("books/new.json"), Kind::Tokenizer, &[&books]), "fine");
-        assert_eq!(said(&at("b.txt"), Kind::Tokenizer, &[&books]), "fine");
+        assert!(outcome(&a, Kind::Tokenizer, &[&a]).contains("this is the input"));
+        assert!(outcome(&at("books/../books/a.txt"), Kind::Tokenizer, &[&a]).contains("this is the input"));
+        assert!(outcome(&at("books/new.txt"), Kind::Tokenizer, &[&books]).contains("become part of the input"));
+        assert!(outcome(&at("books/new.jsonl.gz"), Kind::Tokenizer, &[&books]).contains("outside that folder"));
+        assert_eq!(outcome(&at("books/new.json"), Kind::Tokenizer, &[&books]), "fine");
+        assert_eq!(outcome(&at("b.txt"), Kind::Tokenizer, &[&books]), "fine");
         #[cfg(unix)]
         {
             std::os::unix::fs::symlink(&a, at("link")).unwrap();
             fs::hard_link(&a, at("hard")).unwrap();
             for name in ["link", "hard"] {
-                assert!(said(&at(name), Kind::Tokenizer, &[&a]).contains("this is the input"), "{name}");
+                assert!(outcome(&at(name), Kind::Tokenizer, &[&a]).contains("this is the input"), "{name}");
             }
         }
     }
@@ -215,17 +216,17 @@ mod tests {
         for (kind, bytes) in &kinds {
             for (other, contents) in &kinds {
                 fs::write(&path, contents).unwrap();
-                let said = said(&path, *kind, &[]);
+                let message = outcome(&path, *kind, &[]);
                 // A tokenizer is JSON, too.
                 let fits = kind == other || (*kind, *other) == (Kind::Json, Kind::Tokenizer);
-                assert_eq!(said == "fine", fits, "{kind:?} over {other:?}: {said}");
+                assert_eq!(message == "fine", fits, "{kind:?} over {other:?}: {message}");
             }
             for contents in [&b"Once upon a time"[..], &tensors("model.embeddings.weight")] {
                 fs::write(&path, contents).unwrap();
-                assert!(said(&path, *kind, &[]).contains("the file exists and is not"), "{kind:?}");
+                assert!(outcome(&path, *kind, &[]).contains("the file exists and is not"), "{kind:?}");
             }
             fs::write(&path, "").unwrap();
-            assert_eq!(said(&path, *kind, &[]), "fine", "{kind:?} over {} bytes", bytes.len());
+            assert_eq!(outcome(&path, *kind, &[]), "fine", "{kind:?} over {} bytes", bytes.len());
         }
     }
 }

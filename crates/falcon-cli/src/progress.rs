@@ -21,7 +21,7 @@ const BETWEEN_LINES: Duration = Duration::from_secs(10);
 /// elsewhere as a plain line every few seconds.
 pub(crate) struct Progress {
     bar: ProgressBar,
-    /// The thread that writes lines, which ends when the sender is dropped.
+    /// If stderr is not a terminal, the thread that writes lines; it ends when the sender is dropped.
     lines: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
@@ -31,8 +31,8 @@ impl Progress {
         Self::new(None, message.into()).ticking()
     }
 
-    /// Work of `length` parts that may turn out to be done already, shown from its first message on.
-    pub fn later(length: u64) -> Self {
+    /// Work of `length` parts. It is shown only from its first message on, because it may be done already.
+    pub fn bar(length: u64) -> Self {
         Self::new(Some(length), String::new())
     }
 
@@ -43,7 +43,7 @@ impl Progress {
         if !message.is_empty() {
             bar.set_message(message);
         }
-        let lines = if io::stderr().is_terminal() { None } else { lines(bar.clone()) };
+        let lines = if io::stderr().is_terminal() { None } else { start_lines(bar.clone()) };
         Self { bar, lines }
     }
 
@@ -74,13 +74,13 @@ impl Progress {
         }
     }
 
-    /// Estimates the time left from the parts that follow only.
+    /// Estimates the time left only from the parts that are done from now on.
     pub fn reset_eta(&self) {
         self.bar.reset_eta();
     }
 
-    /// Prints a line that stays.
-    pub fn say(&self, line: &str) {
+    /// Prints a line that stays: on a terminal, above the bars.
+    pub fn print_line(&self, line: &str) {
         if io::stderr().is_terminal() {
             self.bar.println(line);
         } else {
@@ -89,9 +89,9 @@ impl Progress {
     }
 
     /// Prints a line that stays, cut to the width of the terminal if there is one.
-    pub fn say_in_a_line(&self, line: &str) {
+    pub fn print_line_truncated(&self, line: &str) {
         let width = Term::stderr().size_checked().map_or(usize::MAX, |(_, columns)| columns.into());
-        self.say(&truncate_str(line, width, "…"));
+        self.print_line(&truncate_str(line, width, "…"));
     }
 
     /// Removes the bar.
@@ -119,8 +119,8 @@ fn style(length: Option<u64>) -> ProgressStyle {
     ProgressStyle::with_template(template).expect("the template is valid")
 }
 
-/// Writes a line every few seconds until the sender is dropped. None if no thread can be started.
-fn lines(bar: ProgressBar) -> Option<(Sender<()>, JoinHandle<()>)> {
+/// Starts a thread that writes a line every few seconds until the sender is dropped. None if no thread can be started.
+fn start_lines(bar: ProgressBar) -> Option<(Sender<()>, JoinHandle<()>)> {
     let (end, ended) = mpsc::channel::<()>();
     let write = move || {
         let mut pause = FIRST_LINE;
@@ -140,42 +140,43 @@ fn lines(bar: ProgressBar) -> Option<(Sender<()>, JoinHandle<()>)> {
 
 /// Shows a spinner while `work` runs.
 pub fn with_spinner<T>(message: &str, work: impl FnOnce() -> T) -> T {
-    let _shown = Progress::spinner(message);
+    let _progress = Progress::spinner(message);
     work()
 }
 
-/// A monitor that shows progress as `name: stage`, and cancels after Ctrl-C, which prints `message`.
-pub(crate) fn measuring(name: &str, message: &'static str) -> impl Monitor + 'static {
-    Measuring { name: name.into(), message, shown: None }
+/// A monitor that shows progress as `name: stage`, and cancels after Ctrl-C, at which the program prints
+/// `interrupt_message`.
+pub(crate) fn stage_monitor(name: &str, interrupt_message: &'static str) -> impl Monitor + 'static {
+    StageMonitor { name: name.into(), interrupt_message, progress: None }
 }
 
-struct Measuring {
+struct StageMonitor {
     name: String,
-    message: &'static str,
+    interrupt_message: &'static str,
     /// None before the first stage.
-    shown: Option<Progress>,
+    progress: Option<Progress>,
 }
 
-impl Monitor for Measuring {
+impl Monitor for StageMonitor {
     fn stage(&mut self, stage: &str) {
         let message = format!("{}: {stage}", self.name);
-        match &self.shown {
-            None => self.shown = Some(Progress::spinner(message)),
-            Some(shown) => {
-                shown.length(None);
-                shown.message(message);
+        match &self.progress {
+            None => self.progress = Some(Progress::spinner(message)),
+            Some(progress) => {
+                progress.length(None);
+                progress.message(message);
             }
         }
     }
 
     fn advance(&mut self, done: usize, total: Option<usize>) {
-        if let Some(shown) = &self.shown {
-            shown.length(total.map(|total| total as u64));
-            shown.position(done as u64);
+        if let Some(progress) = &self.progress {
+            progress.length(total.map(|total| total as u64));
+            progress.position(done as u64);
         }
     }
 
     fn cancelled(&mut self) -> bool {
-        stop_on_interrupt(self.message).requested()
+        stop_on_interrupt(self.interrupt_message).requested()
     }
 }

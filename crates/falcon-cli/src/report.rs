@@ -11,7 +11,7 @@ use falcon_lm::config::RUN_FILE;
 use serde_json::json;
 use thiserror::Error;
 
-use crate::output::{self, Kind, printed};
+use crate::output::{self, Kind, ignore_closed_stdout};
 
 /// Arguments of `falcon report`.
 #[derive(Debug, Args)]
@@ -54,15 +54,15 @@ pub enum ReportCommandError {
 
 /// The run in a folder or, for the folder of an experiment, all runs in it.
 fn read(folder: &Path) -> Result<Vec<RunRecord>, ReportError> {
-    let none = match RunRecord::read(folder) {
-        Err(none @ ReportError::NotARun { .. }) => none,
+    let not_a_run = match RunRecord::read(folder) {
+        Err(error @ ReportError::NotARun { .. }) => error,
         run => return Ok(vec![run?]),
     };
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut inside: Vec<PathBuf> =
         entries.map(|entry| entry.path()).filter(|path| path.join(RUN_FILE).exists()).collect();
     inside.sort();
-    if inside.is_empty() { Err(none) } else { inside.iter().map(|path| RunRecord::read(path)).collect() }
+    if inside.is_empty() { Err(not_a_run) } else { inside.iter().map(|path| RunRecord::read(path)).collect() }
 }
 
 /// Writes the page, and prints its path.
@@ -84,5 +84,5 @@ pub fn run(args: &ReportArgs) -> Result<(), ReportCommandError> {
         };
         format!("{runs} -> {}", path.display())
     };
-    Ok(printed(writeln!(io::stdout(), "{line}"))?)
+    Ok(ignore_closed_stdout(writeln!(io::stdout(), "{line}"))?)
 }

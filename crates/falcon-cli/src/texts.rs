@@ -21,7 +21,7 @@ impl From<DetokenizeArg> for Detokenizer {
     }
 }
 
-/// The texts of `--text`, to be detokenized as `--detokenize` asks.
+/// The texts of `--text`, detokenized if `--detokenize` is given.
 pub(crate) fn exam_texts(paths: &[PathBuf], detokenize: Option<DetokenizeArg>) -> Vec<ExamText> {
     let text = |path: &PathBuf| ExamText { path: path.clone(), detokenizer: detokenize.map(Into::into) };
     paths.iter().map(text).collect()

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use serde_json::json;
 use thiserror::Error;
 
-use crate::output::{Kind, check, printed};
+use crate::output::{Kind, check, ignore_closed_stdout};
 use crate::progress::Progress;
 use crate::threads::{ThreadsError, use_threads};
 
@@ -47,7 +47,7 @@ pub struct TokenizerTrainArgs {
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub size: usize,
 
-    /// The most text to train on, in MiB. Of more text, a part from the beginning of every file is used.
+    /// The most text to train on, in MiB. If there is more, a part from the beginning of every file is used.
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub sample: u32,
 
@@ -106,9 +106,9 @@ pub fn run(args: &TokenizerArgs) -> Result<(), TokenizerCommandError> {
     use_threads(args.threads.map(Into::into))?;
     let mut sources = Vec::new();
     for path in &args.text {
-        let kept =
+        let stdin_file =
             (path == Path::new(STDIN)).then(|| keep_text(io::stdin().lock(), &cache_folder()?)).transpose()?;
-        sources.push(Source::open(kept.as_ref().unwrap_or(path))?);
+        sources.push(Source::open(stdin_file.as_ref().unwrap_or(path))?);
     }
     let progress = Progress::spinner("reading text");
     let texts = sample(&sources, (args.sample as usize) << 20)?;
@@ -129,11 +129,11 @@ pub fn run(args: &TokenizerArgs) -> Result<(), TokenizerCommandError> {
     let (size, path) = (tokenizer.size(), args.output.display());
     let ratio = bytes as f64 / tokens.max(1) as f64;
     if size < args.size {
-        let asked = args.size;
+        let wanted = args.size;
         // Nothing can be done if stderr is closed.
         let _ = writeln!(
             io::stderr(),
-            "warning: {size} tokens instead of {asked}, because no pair of them occurs more than once in this text; give more text"
+            "warning: {size} tokens instead of {wanted}, because no pair of them occurs more than once in this text; give more text"
         );
     }
     let line = if args.json {
@@ -143,5 +143,5 @@ pub fn run(args: &TokenizerArgs) -> Result<(), TokenizerCommandError> {
     } else {
         format!("{path}: {size} tokens, {ratio:.2} bytes each on {} of text", HumanBytes(bytes as u64))
     };
-    Ok(printed(writeln!(io::stdout(), "{line}"))?)
+    Ok(ignore_closed_stdout(writeln!(io::stdout(), "{line}"))?)
 }

@@ -25,13 +25,13 @@ fn serve(requests: &str) -> Output {
     process.wait_with_output().unwrap()
 }
 
-fn said(ran: &Output) -> String {
+fn stderr_of(ran: &Output) -> String {
     String::from_utf8_lossy(&ran.stderr).into_owned()
 }
 
 fn rows(args: &[&str]) -> Vec<Value> {
     let ran = bench(&[&TINY[..], &["--json"], args].concat());
-    assert!(ran.status.success(), "{}", said(&ran));
+    assert!(ran.status.success(), "{}", stderr_of(&ran));
     serde_json::from_slice(&ran.stdout).unwrap()
 }
 
@@ -69,7 +69,7 @@ const KERNELS: [&str; 15] = [
 fn every_rule_has_a_row_with_every_figure() {
     let rows = rows(&["--batch", "2"]);
     let kernels = table(&rows, "kernels", &KERNELS);
-    assert_eq!(kernels.len(), Rule::ALL.len() - 2, "all but two");
+    assert_eq!(kernels.len(), Rule::ALL.len() - 2, "all rules but the two that are only timed on request");
     assert!(kernels.iter().all(|row| row["backward_over_forward"].is_number() && row["batch"] == 2));
     assert_eq!(table(&rows, "gemm", &["threads", "gflops", "side"]).len(), 1);
     let figures = ["ns_per_token", "tokens_per_second", "gb_per_second", "machine_gb_per_second", "of_machine"];
@@ -79,13 +79,13 @@ fn every_rule_has_a_row_with_every_figure() {
 #[test]
 fn rules_and_threads_can_be_chosen() {
     let rows = rows(&["--rules", "online-ridge,retnet", "--threads", "1,2"]);
-    let of = |name: &str, key: &str| -> Vec<String> {
+    let values = |name: &str, key: &str| -> Vec<String> {
         table(&rows, name, &[]).iter().map(|row| row[key].to_string()).collect()
     };
-    assert_eq!(of("kernels", "threads"), ["1", "1", "2", "2"]);
-    assert_eq!(of("kernels", "rule")[..2], [r#""online-ridge""#, r#""retnet""#]);
-    assert_eq!(of("gemm", "threads"), ["1", "2"]);
-    assert_eq!(of("decode", "rule").len(), 4);
+    assert_eq!(values("kernels", "threads"), ["1", "1", "2", "2"]);
+    assert_eq!(values("kernels", "rule")[..2], [r#""online-ridge""#, r#""retnet""#]);
+    assert_eq!(values("gemm", "threads"), ["1", "2"]);
+    assert_eq!(values("decode", "rule").len(), 4);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn scaling_measures_each_length_in_its_own_process() {
 }
 
 #[test]
-fn people_get_tables() {
+fn tables_are_printed_by_default() {
     let ran = bench(&[&TINY[..], &["--rules", "falcon-1"]].concat());
     let out = String::from_utf8(ran.stdout).unwrap();
     for words in ["This machine", "Kernels: f32, 2 heads, 1 sequence", "fwd %gemm", "falcon-1", "Decode:"] {
@@ -122,7 +122,7 @@ fn people_get_tables() {
 }
 
 #[test]
-fn the_impossible_is_refused() {
+fn bad_arguments_are_refused() {
     for args in [
         &["--tokens", "0"][..],
         &["--tokens", "many"],
@@ -146,12 +146,12 @@ fn the_impossible_is_refused() {
         &["--scaling", "--heads", "64", "--dims", "512", "--tokens", "8192,8193"],
     ] {
         let ran = bench(args);
-        assert_eq!(ran.status.code(), Some(2), "{args:?}: {}", said(&ran));
+        assert_eq!(ran.status.code(), Some(2), "{args:?}: {}", stderr_of(&ran));
         assert!(ran.stdout.is_empty(), "{args:?}");
-        assert!(said(&ran).starts_with("error: "), "{args:?}: {}", said(&ran));
+        assert!(stderr_of(&ran).starts_with("error: "), "{args:?}: {}", stderr_of(&ran));
     }
-    assert!(said(&bench(&["--rules", "falcon-9"])).contains("falcon-1, falcon-2"));
-    assert!(said(&bench(&["--tokens", "16777216", "--heads", "1024"])).contains("GiB, the limit is 16"));
+    assert!(stderr_of(&bench(&["--rules", "falcon-9"])).contains("falcon-1, falcon-2"));
+    assert!(stderr_of(&bench(&["--tokens", "16777216", "--heads", "1024"])).contains("GiB, the limit is 16"));
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn requests_are_answered_line_by_line() {
     };
     let requests = [request("forward", 70), request("both", 70), request("forward", 70)].join("\n");
     let ran = serve(&requests);
-    assert!(ran.status.success(), "{}", said(&ran));
+    assert!(ran.status.success(), "{}", stderr_of(&ran));
     let answers: Vec<Value> = ran.stdout.split(|&b| b == b'\n').flat_map(serde_json::from_slice).collect();
     assert_eq!(answers.len(), 3);
     assert!(answers.iter().all(|answer| answer["seconds"].as_f64().unwrap() > 0.0));
@@ -175,7 +175,7 @@ fn requests_are_answered_line_by_line() {
     ] {
         let ran = serve(&bad);
         assert_eq!(ran.status.code(), Some(2), "{bad}");
-        assert!(said(&ran).contains(words), "{}", said(&ran));
+        assert!(stderr_of(&ran).contains(words), "{}", stderr_of(&ran));
     }
 }
 
@@ -188,7 +188,7 @@ fn generation_is_timed_after_every_context() {
     let folder = tempfile::tempdir().unwrap();
     let picture = folder.path().join("picture.svg");
     let ran = run(&["--models", "falcon-1.3,transformer", "--json", "--picture", &picture.display().to_string()]);
-    assert!(ran.status.success(), "{}", said(&ran));
+    assert!(ran.status.success(), "{}", stderr_of(&ran));
     let picture = std::fs::read_to_string(picture).unwrap();
     assert!(picture.contains("falcon-1.3</text>") && picture.contains("transformer</text>"), "{picture}");
     let rows: Vec<Value> = serde_json::from_slice(&ran.stdout).unwrap();
@@ -199,23 +199,27 @@ fn generation_is_timed_after_every_context() {
         assert_eq!(contexts, [20, 300]);
         assert!(results.iter().all(|result| result["seconds_per_token"].as_f64().unwrap() > 0.0));
     }
-    assert_eq!(falcon[0]["state_bytes"], falcon[1]["state_bytes"], "it does not grow");
+    assert_eq!(falcon[0]["state_bytes"], falcon[1]["state_bytes"], "the state of Falcon-1.3 does not grow");
     // Two layers with 128 numbers of keys and 128 of values per token, for the context and four more tokens.
     assert_eq!(transformer[1]["state_bytes"], (300 + 4) * 2 * 256 * 4);
     // Only if the system reports the free memory.
     if std::path::Path::new("/proc/meminfo").exists() {
         let wide = run(&["--models", "transformer", "--contexts", "1000000000"]);
-        assert!(String::from_utf8_lossy(&wide.stdout).contains("too large for this memory"), "{}", said(&wide));
+        assert!(
+            String::from_utf8_lossy(&wide.stdout).contains("too large for this memory"),
+            "{}",
+            stderr_of(&wide)
+        );
     }
     // Names are checked before anything is measured.
     let unknown = run(&["--models", "transformer,falcon-9"]);
-    assert!(said(&unknown).contains("falcon-9") && unknown.stdout.is_empty());
+    assert!(stderr_of(&unknown).contains("falcon-9") && unknown.stdout.is_empty());
 }
 
-/// A context that could not be measured has a row, and does not affect the others.
+/// The row of a context whose process failed does not affect the others.
 #[cfg(unix)]
 #[test]
-fn a_process_that_fails_is_a_row() {
+fn a_context_that_cannot_be_measured_has_a_row() {
     // A cache of 400 MB, in a process whose memory is limited to that.
     let script = "ulimit -v 400000; exec \"$@\"";
     let few =
@@ -225,18 +229,25 @@ fn a_process_that_fails_is_a_row() {
         let mut outer = Command::new("bash");
         outer.args(["-c", script, "bash", env!("CARGO_BIN_EXE_falcon")]).args(args).output().unwrap()
     };
-    assert!(ran(&[&few[..4], &models, &few[6..]].concat()).status.success(), "there is room for little");
+    assert!(
+        ran(&[&few[..4], &models, &few[6..]].concat()).status.success(),
+        "a context of 20 tokens fits into the limit"
+    );
     let ran = ran(&[&few[..], &models[..2], &["--json"]].concat());
-    assert_eq!(ran.status.code(), Some(2), "{}", said(&ran));
+    assert_eq!(ran.status.code(), Some(2), "{}", stderr_of(&ran));
     let rows: Vec<Value> = serde_json::from_slice(&ran.stdout).unwrap();
-    let is: Vec<&str> = rows.iter().map(|row| row["context_is"].as_str().unwrap()).collect();
-    assert_eq!(is, ["random", "failed", "read", "read"], "{}", said(&ran));
-    assert!(said(&ran).contains("error: the process that measures transformer ended early"), "{}", said(&ran));
+    let kinds: Vec<&str> = rows.iter().map(|row| row["context_is"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["random", "failed", "read", "read"], "{}", stderr_of(&ran));
+    assert!(
+        stderr_of(&ran).contains("error: the process that measures transformer ended early"),
+        "{}",
+        stderr_of(&ran)
+    );
 }
 
 /// Tokens that are generated after one context are not part of the next, even if the contexts are close together.
 #[test]
-fn contexts_are_those_asked_for() {
+fn every_context_is_measured_at_its_length() {
     let few = ["bench", "generate", "--size", "micro", "--models", "falcon-1a.3", "--contexts", "20,24", "--json"];
     let ran = Command::new(env!("CARGO_BIN_EXE_falcon")).args(few).args(["--tokens", "9"]).output().unwrap();
     let rows: Vec<Value> = serde_json::from_slice(&ran.stdout).unwrap();
@@ -260,7 +271,7 @@ fn training_steps_are_timed() {
         "1",
     ];
     let ran = Command::new(env!("CARGO_BIN_EXE_falcon")).args(few).arg("--json").output().unwrap();
-    assert!(ran.status.success(), "{}", said(&ran));
+    assert!(ran.status.success(), "{}", stderr_of(&ran));
     let rows: Vec<Value> = serde_json::from_slice(&ran.stdout).unwrap();
     assert!(
         rows.len() == 1 && rows[0]["name"] == "falcon-1a.3" && rows[0]["ms"].as_f64().unwrap() > 0.0,
@@ -278,9 +289,9 @@ fn batches_that_do_not_fit_are_refused() {
     let ran = train_steps(&["--no-peer", "--batch", "65536", "--time", "65536"]);
     assert_eq!(ran.status.code(), Some(2));
     assert!(
-        said(&ran).contains("GiB, the limit is 16: use fewer or smaller --batch or --tokens"),
+        stderr_of(&ran).contains("GiB, the limit is 16: use fewer or smaller --batch or --tokens"),
         "{}",
-        said(&ran)
+        stderr_of(&ran)
     );
 }
 
@@ -291,14 +302,14 @@ fn steps_are_timed_beside_a_peer() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let python = folder.path().join("python");
-    let with = |script: &str| {
+    let train_steps_with = |script: &str| {
         std::fs::write(&python, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
         train_steps(&["--batch", "1", "--tokens", "4", "--json", "--python", python.to_str().unwrap()])
     };
     let hello = r#"echo '{"torch": "9.9", "parameters": 7}'"#;
-    let ran = with(&format!("{hello}; while read line; do echo 0.5; done"));
-    let rows: Vec<Value> = serde_json::from_slice(&ran.stdout).unwrap_or_else(|_| panic!("{}", said(&ran)));
+    let ran = train_steps_with(&format!("{hello}; while read line; do echo 0.5; done"));
+    let rows: Vec<Value> = serde_json::from_slice(&ran.stdout).unwrap_or_else(|_| panic!("{}", stderr_of(&ran)));
     assert_eq!(rows[0]["name"], "PyTorch eager 9.9, transformer");
     assert_eq!(
         (&rows[0]["parameters"], &rows[0]["ms"], &rows[0]["ratio"]),
@@ -311,17 +322,17 @@ fn steps_are_timed_beside_a_peer() {
         (&format!("{hello}; read line; exit 4"), "PyTorch ended early (exit status: 4)"),
         (&format!("{hello}; read line; echo soon; read line"), "PyTorch answered \"soon\""),
     ] {
-        let ran = with(script);
+        let ran = train_steps_with(script);
         assert_eq!(ran.status.code(), Some(2), "{script}");
-        assert!(said(&ran).contains(words), "{script}: {}", said(&ran));
+        assert!(stderr_of(&ran).contains(words), "{script}: {}", stderr_of(&ran));
     }
     // Without a terminal, only long work prints lines.
-    let slow = with(&format!("sleep 3; {hello}; while read line; do echo 0.5; done"));
-    assert_eq!((said(&ran), said(&slow)), (String::new(), "starting PyTorch eager  2 seconds\n".into()));
+    let slow = train_steps_with(&format!("sleep 3; {hello}; while read line; do echo 0.5; done"));
+    assert_eq!((stderr_of(&ran), stderr_of(&slow)), (String::new(), "starting PyTorch eager  2 seconds\n".into()));
     let none = train_steps(&["--python", "/nowhere/python"]);
     assert!(
-        said(&none).contains("/nowhere/python: No such file") && said(&none).contains("--no-peer"),
+        stderr_of(&none).contains("/nowhere/python: No such file") && stderr_of(&none).contains("--no-peer"),
         "{}",
-        said(&none)
+        stderr_of(&none)
     );
 }

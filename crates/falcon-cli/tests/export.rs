@@ -24,14 +24,14 @@ fn read(folder: &Path, name: &str) -> Value {
 }
 
 #[test]
-fn a_model_is_written_with_all_that_opens_it() {
+fn an_export_has_weights_configuration_tokenizer_and_code() {
     let folder = TempDir::new().unwrap();
     model(folder.path(), 257);
     Tokenizer::bytes().save(&folder.path().join("model").join(TOKENIZER_FILE)).unwrap();
     let ran = export(folder.path(), &["model", "--hf", "hf", "--json"]);
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-    let said: Value = serde_json::from_slice(&ran.stdout).unwrap();
-    assert_eq!((&said["folder"], &said["tokenizer"]), (&"hf".into(), &true.into()));
+    let summary: Value = serde_json::from_slice(&ran.stdout).unwrap();
+    assert_eq!((&summary["folder"], &summary["tokenizer"]), (&"hf".into(), &true.into()));
     let hf = folder.path().join("hf");
     let config = read(&hf, "config.json");
     assert_eq!(config["model_type"], "falcon_fwa");
@@ -54,7 +54,7 @@ fn folder_of(hf: &Path, name: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_model_without_text_has_no_tokenizer() {
+fn a_model_without_a_tokenizer_is_exported_without_one() {
     let folder = TempDir::new().unwrap();
     model(folder.path(), 14);
     let ran = export(folder.path(), &["model", "--hf", "hf"]);
@@ -64,7 +64,7 @@ fn a_model_without_text_has_no_tokenizer() {
 }
 
 #[test]
-fn nothing_is_written_over() {
+fn bad_arguments_are_refused_and_nothing_is_replaced() {
     let folder = TempDir::new().unwrap();
     model(folder.path(), 14);
     for (words, message) in [
@@ -73,9 +73,9 @@ fn nothing_is_written_over() {
         (["model", "--hf", "no/such/hf"], "no/such: No such file"),
     ] {
         let ran = export(folder.path(), &words);
-        let said = String::from_utf8_lossy(&ran.stderr);
-        assert_eq!(ran.status.code(), Some(2), "{said}");
-        assert!(said.contains(message), "{said}");
+        let stderr = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains(message), "{stderr}");
     }
     assert!(!folder.path().join("hf").exists());
 }

@@ -62,7 +62,7 @@ impl Place {
 
     /// Runs a command to its end.
     fn prepare(&self, args: &[&str]) {
-        ended(&self.command(args).output().unwrap());
+        assert_success(&self.command(args).output().unwrap());
     }
 
     fn command(&self, args: &[impl AsRef<std::ffi::OsStr>]) -> Command {
@@ -72,14 +72,15 @@ impl Place {
         command
     }
 
-    /// Runs `args` and kills it repeatedly, with `share` sixtieths of all kills. `before` is called before every fresh
-    /// start, `intact` after every kill with the result of a run without kills, and `result` at the end.
+    /// Runs a command with `args` and kills it repeatedly: `share` sixtieths of all kills. `before` prepares every
+    /// fresh start. After every kill, `check` is called with the result of a run without kills. When the command has
+    /// been run to its end, `result` reads its result, which must be that of a run without kills.
     fn kill<T: PartialEq + Debug>(
         mut self,
         args: &[&str],
         share: usize,
         before: impl Fn(&Path, usize),
-        intact: impl Fn(&Path, &T),
+        check: impl Fn(&Path, &T),
         result: impl Fn(&Path) -> T,
     ) {
         self.args = args.iter().map(ToString::to_string).collect();
@@ -108,7 +109,7 @@ impl Place {
                 let pause = random.up_to(usual);
                 std::thread::sleep(pause);
                 if process.try_wait().unwrap().is_some() {
-                    ended(&process.wait_with_output().unwrap());
+                    assert_success(&process.wait_with_output().unwrap());
                     // The very first run may have been slow, which would make the pauses of later ones too long.
                     usual = if again == 0 { pause.max(usual / 2) } else { usual };
                     break;
@@ -116,21 +117,25 @@ impl Place {
                 process.kill().unwrap();
                 process.wait().unwrap();
                 killed += 1;
-                intact(&work, &expected);
+                check(&work, &expected);
             }
             self.prepare(args);
-            assert!(result(&work) == expected, "{} after {killed} kills, in round {round}", args.join(" "));
+            assert!(
+                result(&work) == expected,
+                "{}: another result than without kills, after {killed} kills, in round {round}",
+                args.join(" ")
+            );
         }
         println!("{killed} kills of `falcon {}`, which takes {usual:.2?}, in {round} rounds", args[..2].join(" "));
     }
 }
 
-fn ended(ran: &Output) {
+fn assert_success(ran: &Output) {
     assert!(ran.status.success(), "{}: {}", ran.status, String::from_utf8_lossy(&ran.stderr));
 }
 
-/// A model of text, and text to evaluate it on.
-fn with_model() -> Place {
+/// A place with a trained model of text, and text to evaluate it on.
+fn place_with_model() -> Place {
     let place = Place::new();
     let text = "the quick brown fox jumps over the lazy dog, and a dog sleeps under the tree.\n";
     fs::write(place.path("input/book.txt"), text.repeat(400)).unwrap();
@@ -143,7 +148,7 @@ fn with_model() -> Place {
     place
 }
 
-/// An older tokenizer, which every second round finds in the place of the output.
+/// An older tokenizer, which every second round has in the place of the output.
 const OLD_TOKENIZER: &[u8] = br#"{"added_tokens": []}"#;
 
 /// An older state: a safetensors file with one number.
@@ -152,6 +157,7 @@ fn old_state() -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header, &[0; 4]].concat()
 }
 
+/// Writes an old file before every second round.
 fn old_file(name: &'static str, old: Vec<u8>) -> impl Fn(&Path, usize) {
     move |work, round| {
         if round % 2 == 1 {
@@ -161,10 +167,14 @@ fn old_file(name: &'static str, old: Vec<u8>) -> impl Fn(&Path, usize) {
 }
 
 /// Checks that a file is missing, the old one, or the complete new one.
-fn whole_or_old(name: &'static str, old: Vec<u8>) -> impl Fn(&Path, &Vec<u8>) {
+fn check_old_or_new(name: &'static str, old: Vec<u8>) -> impl Fn(&Path, &Vec<u8>) {
     move |work, expected| match fs::read(work.join(name)) {
         Ok(found) => {
-            assert!(found == old || found == *expected, "{name} has {} bytes of something else", found.len())
+            assert!(
+                found == old || found == *expected,
+                "{name} is neither the old file nor the complete new one: it has {} bytes",
+                found.len()
+            )
         }
         Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound),
     }
@@ -175,18 +185,22 @@ fn file(name: &'static str) -> impl Fn(&Path) -> Vec<u8> {
 }
 
 #[test]
-fn training() {
+fn killed_training_loses_no_checkpoint() {
     let place = Place::new();
     let args = [&["train"], &TINY[..], &["--set", "train.steps=15", "--run", "work/run"]].concat();
-    // Steps of a checkpoint are not repeated: a kill loses no checkpoint.
+    // The last checkpoint never goes back to an earlier step: a kill loses no checkpoint.
     let saved = Cell::new(0);
-    let intact = |work: &Path, _: &_| {
+    let check = |work: &Path, _: &_| {
         let steps = checkpoint_steps(&work.join("run")).unwrap_or_default();
         let last = steps.last().copied().unwrap_or(0);
-        assert!(last >= saved.get(), "the checkpoint of step {} is gone, and the last is {last}", saved.get());
+        assert!(
+            last >= saved.get(),
+            "the checkpoint of step {} is lost, the last one is of step {last}",
+            saved.get()
+        );
         saved.set(last);
     };
-    place.kill(&args, 16, |_, _| saved.set(0), intact, |work| result(&work.join("run")));
+    place.kill(&args, 16, |_, _| saved.set(0), check, |work| result(&work.join("run")));
 }
 
 /// The cached token files, by name.
@@ -200,29 +214,29 @@ fn tokens(work: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 #[test]
-fn text_made_into_tokens() {
+fn killed_tokenization_leaves_no_partial_cache_file() {
     let place = Place::new();
     let line = |i: usize| format!("line {i}: rain falls on hill {} and runs to a river\n", i * i % 97);
     fs::write(place.path("input/book.txt"), (0..12_000).map(line).collect::<String>()).unwrap();
     fs::write(place.path("input/valid.txt"), (0..1500).map(|i| line(3 * i)).collect::<String>()).unwrap();
-    let learn = ["tokenizer", "train", "input/valid.txt", "--size", "300", "-o", "input/tokenizer.json"];
-    place.prepare(&learn);
+    let train_tokenizer = ["tokenizer", "train", "input/valid.txt", "--size", "300", "-o", "input/tokenizer.json"];
+    place.prepare(&train_tokenizer);
     let sets = ["task.train=input/book.txt", "task.valid=input/valid.txt", "task.tokenizer=input/tokenizer.json"];
     let more = ["model.hidden_size=16", "model.num_heads=2", "model.num_hidden_layers=1", "task.length=16"];
     let less = ["train.steps=1", "train.batch=1", "task.eval_sequences=1"];
     let mut args = vec!["train", "--task", "text", "--run", "work/run"];
     sets.iter().chain(&more).chain(&less).for_each(|set| args.extend(["--set", set]));
-    type Made = (BTreeMap<String, Vec<u8>>, Vec<Vec<u8>>);
-    let intact = |work: &Path, expected: &Made| {
+    type Files = (BTreeMap<String, Vec<u8>>, Vec<Vec<u8>>);
+    let check = |work: &Path, expected: &Files| {
         for (name, found) in tokens(work) {
-            assert!(expected.0[&name] == found, "{name} has {} bytes of something else", found.len());
+            assert!(expected.0[&name] == found, "{name} is not a complete file: it has {} bytes", found.len());
         }
     };
-    place.kill(&args, 9, |_, _| (), intact, |work| (tokens(work), result(&work.join("run")).0));
+    place.kill(&args, 9, |_, _| (), check, |work| (tokens(work), result(&work.join("run")).0));
 }
 
 #[test]
-fn tokenizers() {
+fn killed_tokenizer_training_leaves_the_old_or_the_new_file() {
     let place = Place::new();
     let line = |i: usize| format!("word{} and word{} are words of line {i}\n", i * i % 997, i * 7 % 89);
     fs::write(place.path("input/book.txt"), (0..4000).map(line).collect::<String>()).unwrap();
@@ -232,39 +246,39 @@ fn tokenizers() {
         &args,
         7,
         old_file(name, OLD_TOKENIZER.into()),
-        whole_or_old(name, OLD_TOKENIZER.into()),
+        check_old_or_new(name, OLD_TOKENIZER.into()),
         file(name),
     );
 }
 
 #[test]
-fn measurements() {
-    let place = with_model();
+fn killed_evaluation_loses_no_result() {
+    let place = place_with_model();
     let args =
         ["eval", "input/run", "-t", "input/book.txt", "-t", "input/other.txt", "-w", "32", "-o", "work/eval.json"];
-    // Results are written as they come: the file has a growing part of all results.
-    let known = Cell::new(0);
-    let intact = |work: &Path, expected: &Vec<u8>| {
+    // Results are written as they come: the file has more and more of them.
+    let last_count = Cell::new(0);
+    let check = |work: &Path, expected: &Vec<u8>| {
         let texts = |bytes: &[u8]| -> Vec<Value> {
-            let json: Value = serde_json::from_slice(bytes).expect("whole JSON");
+            let json: Value = serde_json::from_slice(bytes).expect("eval.json is complete JSON");
             let models = json.as_array().cloned().unwrap_or_else(|| json["models"].as_array().cloned().unwrap());
             models.into_iter().flat_map(|model| model["texts"].as_array().cloned().unwrap()).collect()
         };
         let found = fs::read(work.join("eval.json")).map_or(Vec::new(), |bytes| texts(&bytes));
-        assert_eq!(found, texts(expected)[..found.len()]);
-        assert!(found.len() >= known.get(), "a result was lost");
-        known.set(found.len());
+        assert_eq!(found, texts(expected)[..found.len()], "other results than without kills");
+        assert!(found.len() >= last_count.get(), "{} of {} results are left", found.len(), last_count.get());
+        last_count.set(found.len());
     };
-    place.kill(&args, 7, |_, _| known.set(0), intact, file("eval.json"));
+    place.kill(&args, 7, |_, _| last_count.set(0), check, file("eval.json"));
 }
 
 #[test]
-fn states() {
-    let place = with_model();
+fn killed_generation_leaves_the_old_or_the_new_state() {
+    let place = place_with_model();
     let name = "book.memory";
     let args =
         ["generate", "input/run", "--file", "input/other.txt", "-n", "20", "--state-out", "work/book.memory"];
-    place.kill(&args, 7, old_file(name, old_state()), whole_or_old(name, old_state()), file(name));
+    place.kill(&args, 7, old_file(name, old_state()), check_old_or_new(name, old_state()), file(name));
 }
 
 /// The rows of the record in a folder, if there is one, as JSON without times and without the number of threads,
@@ -273,7 +287,8 @@ fn rows<E: Experiment>(folder: &Path) -> Vec<Value> {
     if !folder.join(RESULTS_FILE).exists() {
         return Vec::new();
     }
-    let record = serde_json::to_value(ExperimentRecord::<E>::read(folder).expect("whole")).unwrap();
+    let record =
+        serde_json::to_value(ExperimentRecord::<E>::read(folder).expect("the record is complete")).unwrap();
     let untimed = |mut row: Value| {
         row["seconds"] = 0.into();
         if let Some(threads) = row.get_mut("threads") {
@@ -286,13 +301,18 @@ fn rows<E: Experiment>(folder: &Path) -> Vec<Value> {
     record["rows"].as_array().unwrap().iter().chain(trials).cloned().map(untimed).collect()
 }
 
-/// A record has only correct rows and loses none, and the tables next to it are complete.
-fn record_is_whole<E: Experiment>(known: &Cell<usize>) -> impl Fn(&Path, &Vec<Value>) {
+/// Checks that a record has only correct rows and lost none, and that the picture next to it is complete.
+fn check_record<E: Experiment>(last_count: &Cell<usize>) -> impl Fn(&Path, &Vec<Value>) {
     move |work, expected| {
         let found = rows::<E>(&work.join("out"));
-        assert!(found.iter().all(|row| expected.contains(row)), "{found:?}\n{expected:?}");
-        assert!(found.len() >= known.get(), "{} of {} rows and trials are left", found.len(), known.get());
-        known.set(found.len());
+        assert!(found.iter().all(|row| expected.contains(row)), "not all of {found:?}\nare in {expected:?}");
+        assert!(
+            found.len() >= last_count.get(),
+            "{} of {} rows and trials are left",
+            found.len(),
+            last_count.get()
+        );
+        last_count.set(found.len());
         if let Ok(svg) = fs::read_to_string(work.join("out/curves.svg")) {
             assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
         }
@@ -300,7 +320,7 @@ fn record_is_whole<E: Experiment>(known: &Cell<usize>) -> impl Fn(&Path, &Vec<Va
 }
 
 #[test]
-fn experiments_with_sums() {
+fn killed_addition_experiment_loses_no_row() {
     let place = Place::new();
     let tiny = ["hidden_size=16", "num_heads=2", "num_hidden_layers=1"].map(|key| format!("--set=model.{key}"));
     let small =
@@ -308,13 +328,13 @@ fn experiments_with_sums() {
     let args = ["reproduce", "addition", "--models", "retnet,falcon-1a.3", "--seeds", "2", "--steps", "20"];
     let tiny = tiny.each_ref().map(String::as_str);
     let args = [&args[..], &tiny, &small, &["--set=train.save_every=3", "--output", "work/out"]].concat();
-    let known = Cell::new(0);
+    let last_count = Cell::new(0);
     let result = |work: &Path| rows::<AdditionExperiment>(&work.join("out"));
-    place.kill(&args, 7, |_, _| known.set(0), record_is_whole::<AdditionExperiment>(&known), result);
+    place.kill(&args, 7, |_, _| last_count.set(0), check_record::<AdditionExperiment>(&last_count), result);
 }
 
 #[test]
-fn experiments_with_text_and_a_search() {
+fn killed_language_experiment_loses_no_row_and_no_trial() {
     let place = Place::new();
     corpus(&place.path("input"));
     let tiny = ["--set=model.hidden_size=16", "--set=model.num_heads=2", "--set=model.num_hidden_layers=1"];
@@ -322,7 +342,7 @@ fn experiments_with_text_and_a_search() {
     let args =
         ["reproduce", "lm", "--models", "retnet", "--train", "input/train.txt", "--valid", "input/valid.txt"];
     let args = [&args[..], &tiny, &small, &["--search=2", "--output", "work/out"]].concat();
-    let known = Cell::new(0);
+    let last_count = Cell::new(0);
     let result = |work: &Path| rows::<LanguageExperiment>(&work.join("out"));
-    place.kill(&args, 7, |_, _| known.set(0), record_is_whole::<LanguageExperiment>(&known), result);
+    place.kill(&args, 7, |_, _| last_count.set(0), check_record::<LanguageExperiment>(&last_count), result);
 }

@@ -1,5 +1,5 @@
-//! The commands of the README and the help texts are run as they are written, but with less work, and the code of the
-//! README is compared with examples, which are compiled and run.
+//! The commands of the README are run as they are written, but with less work. The commands in help texts are only
+//! parsed. The code of the README is compared with examples, which are compiled and run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,10 @@ use tempfile::TempDir;
 
 /// The test command of the README, which runs this test too.
 const TESTS: &str = "./test.sh";
-/// The part of it that tests Rust.
+/// The part of the test command that tests Rust.
 const RUST_TESTS: &str = "cargo test --release --workspace";
-/// The command that installs the Python package. The test command does that too, and runs the Python code of the pages.
+/// The command that installs the Python package. The test command installs it too, and runs the Python code of the
+/// pages.
 const INSTALL: &str = "pip install './python[transformers]'";
 
 fn root() -> PathBuf {
@@ -61,7 +62,7 @@ fn shape(line: &str) -> String {
     line.split(|c: char| c.is_ascii_digit()).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("#")
 }
 
-/// The programs that the README links to run and print something.
+/// The examples that the README links to can be run, and print something.
 #[test]
 fn examples_of_the_readme_run() {
     let page = fs::read_to_string(root().join("README.md")).unwrap();
@@ -122,23 +123,26 @@ fn commands_of_the_readme_run() {
             .env("FALCON_CACHE", at("cache"))
             .output()
             .unwrap();
-        let (out, said) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-        assert!(ran.status.success(), "{command}\nas {line}\n{out}{said}");
-        let printed: Vec<String> = out.lines().map(shape).collect();
+        let (stdout, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+        assert!(ran.status.success(), "{command}\nrun as {line}\n{stdout}{stderr}");
+        let printed: Vec<String> = stdout.lines().map(shape).collect();
         for line in &shown {
-            assert!(printed.contains(&shape(line)), "{command}: the README shows {line}\nand this came:\n{out}");
+            assert!(
+                printed.contains(&shape(line)),
+                "{command}: the README shows {line}\nand this was printed:\n{stdout}"
+            );
         }
     }
     assert_eq!((tests, installs), (1, 1), "the README has the test command, {TESTS}, and {INSTALL}");
     let script = fs::read_to_string(root().join("test.sh")).unwrap();
     assert!(script.contains(RUST_TESTS) && script.contains("install --quiet ./python"));
     let ci = fs::read_to_string(root().join(".ci/run")).unwrap();
-    assert_eq!(ci.lines().last(), Some(TESTS), "and it is what is run before a change lands");
+    assert_eq!(ci.lines().last(), Some(TESTS), "the last line of .ci/run is the test command of the README");
 }
 
-/// Every line of the README's code is in an example.
+/// All lines of a block of Rust code in the README are in one example, in the same order.
 #[test]
-fn code_of_the_readme_is_run() {
+fn code_of_the_readme_is_in_examples() {
     let page = fs::read_to_string(root().join("README.md")).unwrap();
     // White space does not count: the page aligns comments, and the formatter formats the file.
     let lines = |text: &str| -> Vec<String> {
@@ -163,14 +167,14 @@ fn code_of_the_readme_is_run() {
         let all: Vec<Option<String>> = sources.iter().map(missing).collect();
         assert!(
             all.contains(&None),
-            "no example has all of this:\n{block}\nof each, the first line missing: {all:#?}"
+            "no example has all of this:\n{block}\nthe first line that each example lacks: {all:#?}"
         );
     }
 }
 
 /// Examples in help texts are valid command lines.
 #[test]
-fn examples_of_help_are_understood() {
+fn examples_of_help_texts_are_valid() {
     fn collect(command: &clap::Command, lines: &mut Vec<String>) {
         let texts = [command.get_after_help(), command.get_after_long_help()].into_iter().flatten();
         for text in texts {
@@ -205,7 +209,7 @@ fn examples_of_help_are_understood() {
 
 /// The targets of all links between pages, and from pages to the code, exist.
 #[test]
-fn links_lead_somewhere() {
+fn targets_of_links_exist() {
     let mut pages = vec![root().join("README.md"), root().join("ARCHITECTURE.md")];
     for folder in ["docs", "bench", "fuzz", "golden"] {
         let files = fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
@@ -227,7 +231,7 @@ fn links_lead_somewhere() {
 }
 
 #[test]
-fn shells_can_complete() {
+fn completion_scripts_are_printed() {
     for shell in ["bash", "zsh", "fish"] {
         let ran = Command::new(env!("CARGO_BIN_EXE_falcon")).args(["completions", shell]).output().unwrap();
         let script = String::from_utf8_lossy(&ran.stdout);
@@ -240,17 +244,17 @@ fn shells_can_complete() {
 fn outputs_are_checked_first() {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("a.txt"), "some text").unwrap();
-    let said = |args: &[&str]| {
+    let stderr_of = |args: &[&str]| {
         let ran =
             Command::new(env!("CARGO_BIN_EXE_falcon")).current_dir(folder.path()).args(args).output().unwrap();
         assert_eq!(ran.status.code(), Some(2), "{args:?}");
         String::from_utf8_lossy(&ran.stderr).into_owned()
     };
     let missing = "there is no folder nowhere: create it first";
-    assert!(said(&["tokenizer", "train", "a.txt", "-o", "nowhere/t.json"]).contains(missing));
-    assert!(said(&["report", "runs", "-o", "nowhere/r.html"]).contains(missing));
-    assert!(said(&["generate", "run", "--state-out", "nowhere/m"]).contains(missing));
-    assert!(said(&["bench", "generate", "--picture", "nowhere/p.svg"]).contains(missing));
-    let folder_there = said(&["generate", "run", "--state-out", "."]);
-    assert!(folder_there.contains("not a file that can be replaced"), "{folder_there}");
+    assert!(stderr_of(&["tokenizer", "train", "a.txt", "-o", "nowhere/t.json"]).contains(missing));
+    assert!(stderr_of(&["report", "runs", "-o", "nowhere/r.html"]).contains(missing));
+    assert!(stderr_of(&["generate", "run", "--state-out", "nowhere/m"]).contains(missing));
+    assert!(stderr_of(&["bench", "generate", "--picture", "nowhere/p.svg"]).contains(missing));
+    let not_a_file = stderr_of(&["generate", "run", "--state-out", "."]);
+    assert!(not_a_file.contains("not a file that can be replaced"), "{not_a_file}");
 }

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 mod experiments;
 
-use experiments::{addition, corpus, lm, printed};
+use experiments::{addition, corpus, lm, stdout_of};
 
 /// The cells of a line, without padding.
 fn cells(line: &str) -> String {
@@ -25,12 +25,12 @@ fn cells(line: &str) -> String {
 fn rows_are_run_once_and_recorded() {
     let folder = TempDir::new().unwrap();
     let args = ["--models", "falcon-1a.3,retnet", "--seeds", "2"];
-    let first = printed(&addition(&args, folder.path()));
+    let first = stdout_of(&addition(&args, folder.path()));
     let lines: Vec<String> = first.lines().map(cells).collect();
     assert!(lines.iter().any(|line| line.starts_with("|falcon-1a.3|")), "{first}");
     assert!(lines.iter().any(|line| line.starts_with("|retnet|") && line.ends_with("|99.7|82.9|")), "{first}");
     let widths: Vec<usize> = first.lines().take(4).map(|line| line.chars().count()).collect();
-    assert!(widths.iter().all(|width| *width == widths[0]), "columns stand below each other:\n{first}");
+    assert!(widths.iter().all(|width| *width == widths[0]), "the columns are not aligned:\n{first}");
     let record = AdditionRecord::read(folder.path()).unwrap();
     let rows: Vec<(&str, u64)> = record.rows.iter().map(|row| (row.name.as_str(), row.seed)).collect();
     assert_eq!(rows, [("falcon-1a.3", 0), ("falcon-1a.3", 1), ("retnet", 0), ("retnet", 1)]);
@@ -45,18 +45,18 @@ fn rows_are_run_once_and_recorded() {
     // A second time, the same numbers come from the same runs.
     let metrics = folder.path().join("retnet-s0/metrics.jsonl");
     let before = fs::read(&metrics).unwrap();
-    assert_eq!(printed(&addition(&args, folder.path())), first);
+    assert_eq!(stdout_of(&addition(&args, folder.path())), first);
     assert_eq!(fs::read(&metrics).unwrap(), before);
     // Other rows in the same folder, and the table made again from the record.
     let more =
-        printed(&addition(&["--models", "falcon-1a.3", "--seeds", "1", "--ablation", "timing"], folder.path()));
+        stdout_of(&addition(&["--models", "falcon-1a.3", "--seeds", "1", "--ablation", "timing"], folder.path()));
     assert_eq!(more.matches("| falcon-1a.3 ").count(), 4, "{more}");
     let from = Command::new(env!("CARGO_BIN_EXE_falcon"))
         .args(["reproduce", "addition", "--from"])
         .arg(folder.path())
         .output()
         .unwrap();
-    assert!(more.starts_with(&printed(&from)), "{more}");
+    assert!(more.starts_with(&stdout_of(&from)), "{more}");
 }
 
 /// Sums can also be written in ways in which their lengths vary.
@@ -66,7 +66,7 @@ fn sums_of_unequal_lengths_are_learnt_and_measured() {
     let options = ["order=sum-reversed", "operands=independent", "leading_zeros=false"];
     let options = options.map(|option| format!("--set=task.{option}"));
     let args = [&["--models", "transformer,falcon-1a.3"][..], &options.each_ref().map(String::as_str)].concat();
-    printed(&addition(&args, folder.path()));
+    stdout_of(&addition(&args, folder.path()));
     let record = AdditionRecord::read(folder.path()).unwrap();
     for line in ["order = \"sum-reversed\"", "operands = \"independent\"", "leading_zeros = false"] {
         assert!(record.config.contains(line), "{line}: {}", record.config);
@@ -83,11 +83,11 @@ fn sums_of_unequal_lengths_are_learnt_and_measured() {
 }
 
 #[test]
-fn rows_side_by_side_are_what_they_are_one_by_one() {
+fn results_do_not_depend_on_the_number_of_jobs() {
     let results = ["1", "3"].map(|jobs| {
         let folder = TempDir::new().unwrap();
         let args = ["--models", "falcon-1a.3,retnet", "--seeds", "2", "--threads", "3", "--jobs", jobs];
-        printed(&addition(&args, folder.path()));
+        stdout_of(&addition(&args, folder.path()));
         let mut rows = AdditionRecord::read(folder.path()).unwrap().rows;
         let threads = rows.iter_mut().map(|row| std::mem::take(&mut row.threads)).collect::<Vec<_>>();
         assert_eq!(threads, [3 / jobs.parse::<usize>().unwrap(); 4]);
@@ -104,9 +104,10 @@ fn wrong_rows_are_refused_before_anything_is_trained() {
     let ran = addition(&["--models", "retnet,falcon-7"], &output);
     assert!(!ran.status.success() && !output.exists());
     assert!(String::from_utf8_lossy(&ran.stderr).contains("unknown preset \"falcon-7\""));
-    let timeless = addition(&["--models", "transformer", "--ablation", "timing"], &output);
+    let transformer = addition(&["--models", "transformer", "--ablation", "timing"], &output);
     assert!(
-        String::from_utf8_lossy(&timeless.stderr).contains("a Transformer has no memory whose timing could vary")
+        String::from_utf8_lossy(&transformer.stderr)
+            .contains("a Transformer has no memory whose timing could vary")
     );
     let none =
         Command::new(env!("CARGO_BIN_EXE_falcon")).args(["reproduce", "addition", "--from", "nowhere"]).output();
@@ -130,7 +131,7 @@ fn check_recorded<E: Experiment>() {
 }
 
 #[test]
-fn recorded_results_are_what_is_shown() {
+fn recorded_tables_and_pictures_are_up_to_date() {
     check_recorded::<AdditionExperiment>();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let readme = fs::read_to_string(root.join("README.md")).unwrap();
@@ -151,13 +152,13 @@ fn language_models_are_trained_once_and_measured_in_full() {
     let folder = TempDir::new().unwrap();
     corpus(folder.path());
     let models = ["--models", "retnet,falcon-1.3", "--tokenizer", "bytes", "--output", "out"];
-    let few = printed(&lm(&models, folder.path()));
+    let few = stdout_of(&lm(&models, folder.path()));
     assert!(few.contains("| retnet ") && !few.contains("shot") && few.contains("One seed"), "{few}");
     // More evaluations of models that are trained already.
     let metrics = folder.path().join("out/retnet-s0/metrics.jsonl");
     let before = fs::read(&metrics).unwrap();
     let args = [models.as_slice(), &["--text", "wiki.txt", "--detokenize", "wikitext", "--data", "eval"]].concat();
-    let shown = printed(&lm(&args, folder.path()));
+    let shown = stdout_of(&lm(&args, folder.path()));
     assert_eq!(fs::read(&metrics).unwrap(), before);
     let all = fs::read_to_string(folder.path().join("out/table.md")).unwrap();
     assert!(
@@ -187,7 +188,7 @@ fn language_models_are_trained_once_and_measured_in_full() {
             && command.contains("--train train.txt --valid valid.txt"),
         "{command}"
     );
-    assert_eq!(printed(&lm(&args, folder.path())), shown);
+    assert_eq!(stdout_of(&lm(&args, folder.path())), shown);
 }
 
 #[test]
@@ -195,16 +196,18 @@ fn a_tokenizer_is_learnt_where_none_is_given() {
     let folder = TempDir::new().unwrap();
     corpus(folder.path());
     let ran = lm(&["--models", "falcon-1a.3", "--output", "out", "--json"], folder.path());
-    assert!(serde_json::from_str::<serde_json::Value>(&printed(&ran)).unwrap()["rows"][0]["parameters"].is_u64());
+    assert!(
+        serde_json::from_str::<serde_json::Value>(&stdout_of(&ran)).unwrap()["rows"][0]["parameters"].is_u64()
+    );
     assert!(folder.path().join("out/tokenizer.json").exists());
     let cost = lm(&["--models", "retnet", "--tokenizer", "out/tokenizer.json", "--estimate"], folder.path());
-    let said = printed(&cost);
-    assert!(said.contains("retnet") && said.contains("days"), "{said}");
+    let estimate = stdout_of(&cost);
+    assert!(estimate.contains("retnet") && estimate.contains("days"), "{estimate}");
     let none = lm(&["--data", "nowhere", "--output", "other"], folder.path());
     assert!(String::from_utf8_lossy(&none.stderr).contains("nowhere/lambada_openai.jsonl"));
     let seen = lm(&["--text", "train.txt", "--output", "other"], folder.path());
     assert!(String::from_utf8_lossy(&seen.stderr).contains("train.txt is also in --train"));
-    assert!(!folder.path().join("other").exists(), "nothing is done before that is known");
+    assert!(!folder.path().join("other").exists(), "both errors are found before anything is written");
     // The record does not have the path of the output folder.
     let record = LanguageRecord::read(&folder.path().join("out")).unwrap();
     assert!(record.config.contains("tokenizer = \"tokenizer.json\""), "{}", record.config);
@@ -216,7 +219,7 @@ fn a_tokenizer_is_learnt_where_none_is_given() {
 
 /// Paths are recorded as they were given, except for that of a tokenizer that was trained here.
 #[test]
-fn paths_are_recorded_as_they_are() {
+fn paths_are_recorded_as_they_were_given() {
     let folder = TempDir::new().unwrap();
     corpus(folder.path());
     fs::create_dir(folder.path().join("about")).unwrap();
@@ -226,7 +229,7 @@ fn paths_are_recorded_as_they_are() {
         ["--set=task.length=16", "--set=train.batch=2", "--set=model.hidden_size=16", "--set=model.num_heads=2"];
     let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
     command.current_dir(folder.path()).env("FALCON_CACHE", folder.path().join("cache"));
-    printed(&command.args(args).args(["--valid", "valid.txt", "--steps", "1"]).args(less).output().unwrap());
+    stdout_of(&command.args(args).args(["--valid", "valid.txt", "--steps", "1"]).args(less).output().unwrap());
     let record = LanguageRecord::read(&folder.path().join("out")).unwrap();
     for line in ["train = \"about/x.txt\"", "valid = \"valid.txt\"", "tokenizer = \"tokenizer.json\""] {
         assert!(record.config.contains(line), "{line}: {}", record.config);
@@ -242,9 +245,9 @@ fn settings_are_searched_for_once_and_recorded() {
     let args = ["--models", "retnet,falcon-1a.3+train.lr=2e-3", "--tokenizer", "bytes", "--output", "out"];
     let args = [args.as_slice(), &["--seeds", "2", "--search=6"]].concat();
     let ran = lm(&args, folder.path());
-    let said = String::from_utf8_lossy(&ran.stderr);
-    assert!(said.contains("search for retnet: lr "), "{said}");
-    let shown = printed(&ran);
+    let stderr = String::from_utf8_lossy(&ran.stderr);
+    assert!(stderr.contains("search for retnet: lr "), "{stderr}");
+    let shown = stdout_of(&ran);
     assert!(shown.contains("| retnet ") && !shown.contains("learning rate"), "{shown}");
     let record = LanguageRecord::read(&folder.path().join("out")).unwrap();
     assert!(record.command.ends_with("--tokenizer bytes --search=6"), "{}", record.command);
@@ -270,7 +273,7 @@ fn settings_are_searched_for_once_and_recorded() {
     // A second time, nothing is trained again. With another learning rate, the existing runs cannot be used.
     let metrics = at("search/retnet-lr2e-3-emb0.02/metrics.jsonl");
     let before = fs::read(&metrics).unwrap();
-    assert_eq!(printed(&lm(&args, folder.path())), shown);
+    assert_eq!(stdout_of(&lm(&args, folder.path())), shown);
     assert_eq!(fs::read(&metrics).unwrap(), before);
     let none = lm(&[&args[..args.len() - 1], &["--set=train.lr=7e-3"]].concat(), folder.path());
     assert!(String::from_utf8_lossy(&none.stderr).contains("holds a run of another configuration"));
@@ -294,7 +297,7 @@ fn an_interrupt_saves_the_search() {
     let trial = folder.path().join("out/search/retnet-lr2e-3-emb0.005");
     let begun = std::time::Instant::now();
     while !fs::metadata(trial.join("metrics.jsonl")).is_ok_and(|metrics| metrics.len() > 2000) {
-        assert!(process.try_wait().unwrap().is_none(), "it ended by itself");
+        assert!(process.try_wait().unwrap().is_none(), "the process ended by itself");
         if begun.elapsed().as_secs() > 120 {
             process.kill().unwrap();
             panic!("nothing is trained in {}", trial.display());
@@ -303,23 +306,23 @@ fn an_interrupt_saves_the_search() {
     }
     assert!(Command::new("kill").arg("-INT").arg(process.id().to_string()).status().unwrap().success());
     let ran = process.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&ran.stderr);
-    assert_eq!(ran.status.code(), Some(130), "{said}");
-    assert!(said.contains("interrupted; all progress is saved, and the same command resumes"), "{said}");
+    let stderr = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(130), "{stderr}");
+    assert!(stderr.contains("interrupted; all progress is saved, and the same command resumes"), "{stderr}");
     assert_eq!(fs::read_dir(trial.join("checkpoints")).unwrap().count(), 1);
     assert!(!folder.path().join("out/retnet-s0").exists());
 }
 
 /// The search of one model may fail without affecting the others.
 #[test]
-fn what_diverges_everywhere_is_told() {
+fn a_model_that_diverges_at_every_point_is_reported() {
     let folder = TempDir::new().unwrap();
     corpus(folder.path());
     let args = ["--models", "retnet+train.lr=1e38,falcon-1a.3+train.lr=1e-3", "--tokenizer", "bytes"];
     let ran = lm(&[args.as_slice(), &["--output", "out", "--search"]].concat(), folder.path());
-    let said = String::from_utf8_lossy(&ran.stderr);
-    assert_eq!(ran.status.code(), Some(2), "{said}");
-    assert!(said.contains("retnet train.lr=1e38: training diverged at every point of the search"), "{said}");
+    let stderr = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("retnet train.lr=1e38: training diverged at every point of the search"), "{stderr}");
     let record = LanguageRecord::read(&folder.path().join("out")).unwrap();
     assert_eq!((record.rows.len(), record.planned), (1, Some(2)));
     let search = record.search.as_ref().unwrap();
@@ -330,12 +333,12 @@ fn what_diverges_everywhere_is_told() {
 }
 
 #[test]
-fn timings_of_language_models_share_a_search() {
+fn rows_of_the_timing_ablation_share_a_search() {
     let folder = TempDir::new().unwrap();
     corpus(folder.path());
     let args = ["--models", "transformer,falcon-1a.3", "--tokenizer", "bytes", "--ablation", "timing"];
     let args = [args.as_slice(), &["--set", "train.lr=1e-3", "--search=2"]].concat();
-    printed(&lm(&args, folder.path()));
+    stdout_of(&lm(&args, folder.path()));
     let output = folder.path().join("runs/lm-quick-timing");
     let record = LanguageRecord::read(&output).unwrap();
     let names: Vec<&str> = record.rows.iter().map(|row| row.name.as_str()).collect();
@@ -345,13 +348,13 @@ fn timings_of_language_models_share_a_search() {
     assert_eq!(search.models[0].rows, names);
     assert!(record.command.contains("--ablation timing --train"), "{}", record.command);
     let cost = lm(&[args.as_slice(), &["--estimate"]].concat(), folder.path());
-    assert!(printed(&cost).contains("1 seed(s) per row and the search: "));
+    assert!(stdout_of(&cost).contains("1 seed(s) per row and the search: "));
 }
 
 /// After a kill, the record has the runs that were done, and says that it is partial.
 #[cfg(unix)]
 #[test]
-fn a_part_of_an_experiment_is_recorded() {
+fn a_killed_experiment_has_a_partial_record() {
     let folder = TempDir::new().unwrap();
     let command = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_falcon"));
@@ -363,7 +366,7 @@ fn a_part_of_an_experiment_is_recorded() {
     let mut process = command().stderr(std::process::Stdio::null()).spawn().unwrap();
     // This file is written last.
     while !folder.path().join("digits.svg").exists() {
-        assert!(process.try_wait().unwrap().is_none(), "it ended by itself");
+        assert!(process.try_wait().unwrap().is_none(), "the process ended by itself");
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
     process.kill().unwrap();
@@ -374,9 +377,9 @@ fn a_part_of_an_experiment_is_recorded() {
     assert!(page().contains("**Partial: 1 of 2 runs are done.**"), "{}", page());
     // Tables made again from the record say so too.
     let mut from = Command::new(env!("CARGO_BIN_EXE_falcon"));
-    let again = printed(&from.args(["reproduce", "addition", "--from"]).arg(folder.path()).output().unwrap());
+    let again = stdout_of(&from.args(["reproduce", "addition", "--from"]).arg(folder.path()).output().unwrap());
     assert!(again.starts_with("**Partial: 1 of 2 runs are done.**"), "{again}");
-    printed(&command().output().unwrap());
+    stdout_of(&command().output().unwrap());
     let record = AdditionRecord::read(folder.path()).unwrap();
     assert_eq!((record.rows.len(), record.planned), (2, None));
     assert!(!page().contains("Partial"), "{}", page());
@@ -386,7 +389,7 @@ fn a_part_of_an_experiment_is_recorded() {
 #[test]
 fn tables_are_put_into_a_page() {
     let folder = TempDir::new().unwrap();
-    printed(&addition(&["--models", "retnet"], folder.path()));
+    stdout_of(&addition(&["--models", "retnet"], folder.path()));
     let page = folder.path().join("page.md");
     fs::write(&page, "before\n<!-- addition quick -->\nold\n<!-- end -->\nafter\n").unwrap();
     let into = |page: &Path| {
@@ -399,7 +402,7 @@ fn tables_are_put_into_a_page() {
             .output()
             .unwrap()
     };
-    let table = printed(&into(&page));
+    let table = stdout_of(&into(&page));
     let text = fs::read_to_string(&page).unwrap();
     assert!(text.starts_with("before\n<!-- addition quick -->\n| ") && text.ends_with("<!-- end -->\nafter\n"));
     let row = cells(table.lines().nth(2).unwrap());
@@ -430,44 +433,45 @@ fn an_interrupt_saves_all_rows() {
     let begun =
         |row: &str| fs::metadata(folder.path().join(row).join("metrics.jsonl")).is_ok_and(|m| m.len() > 2000);
     while !(begun("retnet-s0") && begun("falcon-1a.3-s0")) {
-        assert!(process.try_wait().unwrap().is_none(), "it ended by itself");
+        assert!(process.try_wait().unwrap().is_none(), "the process ended by itself");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     assert!(Command::new("kill").arg("-INT").arg(process.id().to_string()).status().unwrap().success());
     let ran = process.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&ran.stderr);
-    assert_eq!(ran.status.code(), Some(130), "{said}");
-    assert!(said.contains("interrupted; all progress is saved, and the same command resumes"), "{said}");
+    let stderr = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(130), "{stderr}");
+    assert!(stderr.contains("interrupted; all progress is saved, and the same command resumes"), "{stderr}");
     for row in ["retnet-s0", "falcon-1a.3-s0"] {
         assert_eq!(fs::read_dir(folder.path().join(row).join("checkpoints")).unwrap().count(), 1, "{row}");
     }
 }
 
-/// Every row that fails is reported.
 #[test]
-fn all_failures_are_told() {
+fn every_row_that_fails_is_reported() {
     let folder = TempDir::new().unwrap();
     for row in ["falcon-1a.3-s0", "retnet-s0"] {
         fs::create_dir_all(folder.path().join(row)).unwrap();
         fs::write(folder.path().join(row).join("config.toml"), "not a run").unwrap();
     }
     let ran = addition(&["--models", "falcon-1a.3,retnet"], folder.path());
-    let said = String::from_utf8_lossy(&ran.stderr);
-    assert_eq!(ran.status.code(), Some(2), "{said}");
-    assert!(said.contains("warning: falcon-1a.3, seed 0") && said.contains("error: retnet, seed 0"), "{said}");
+    let stderr = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(2), "{stderr}");
+    assert!(
+        stderr.contains("warning: falcon-1a.3, seed 0") && stderr.contains("error: retnet, seed 0"),
+        "{stderr}"
+    );
 }
 
-/// A row that fails does not keep the others from running.
 #[test]
-fn the_others_are_run() {
+fn a_row_that_fails_does_not_stop_the_others() {
     let folder = TempDir::new().unwrap();
     let args = ["--models", "falcon-1a.3,retnet"];
     fs::create_dir_all(folder.path().join("falcon-1a.3-s0")).unwrap();
     fs::write(folder.path().join("falcon-1a.3-s0/config.toml"), "not a run").unwrap();
     let ran = addition(&args, folder.path());
-    let (out, said) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-    assert_eq!(ran.status.code(), Some(2), "{said}");
-    assert!(said.contains("falcon-1a.3, seed 0") && out.contains("| retnet "), "{said} {out}");
+    let (out, stderr) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert_eq!(ran.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("falcon-1a.3, seed 0") && out.contains("| retnet "), "{stderr} {out}");
     let record = AdditionRecord::read(folder.path()).unwrap();
     assert_eq!(record.rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>(), ["retnet"]);
 }

@@ -26,24 +26,25 @@ fn train(folder: &Path, arguments: &str) -> Output {
     falcon(folder).arg("train").args(arguments.split_whitespace()).output().unwrap()
 }
 
-fn said(ran: &Output) -> String {
+fn stderr_of(ran: &Output) -> String {
     String::from_utf8_lossy(&ran.stderr).into_owned()
 }
 
-/// The summary of a successful run.
-fn done(folder: &Path, arguments: &str) -> Value {
+/// The summary of `falcon train --json`, which must succeed.
+fn train_json(folder: &Path, arguments: &str) -> Value {
     let ran = train(folder, &format!("{arguments} --json"));
-    assert!(ran.status.success(), "{arguments}: {}", said(&ran));
+    assert!(ran.status.success(), "{arguments}: {}", stderr_of(&ran));
     serde_json::from_slice(&ran.stdout).unwrap()
 }
 
 /// The error of a run that was refused.
 fn refused(folder: &Path, arguments: &str) -> String {
     let ran = train(folder, arguments);
-    assert_eq!(ran.status.code(), Some(2), "{arguments}: {}", said(&ran));
-    said(&ran)
+    assert_eq!(ran.status.code(), Some(2), "{arguments}: {}", stderr_of(&ran));
+    stderr_of(&ran)
 }
 
+/// The learning rates of all steps.
 fn rates(run: &Path) -> Vec<f64> {
     let records = read_metrics(&run.join("metrics.jsonl")).unwrap();
     records.into_iter().filter_map(|r| if let Record::Train(r) = r { Some(r.lr) } else { None }).collect()
@@ -53,12 +54,12 @@ fn rates(run: &Path) -> Vec<f64> {
 fn a_run_is_extended_and_adjusted() {
     let folder = TempDir::new().unwrap();
     let (root, run) = (folder.path(), folder.path().join("run"));
-    done(root, &format!("{TINY} {SUMS} --steps 20 --lr 1e-2 --run run"));
+    train_json(root, &format!("{TINY} {SUMS} --steps 20 --lr 1e-2 --run run"));
     // Only keys that are given are compared, not the defaults of the others.
-    assert_eq!(done(root, "--run run")["steps_now"], 0);
-    assert_eq!(done(root, "--run run --set train.keep=3")["steps_now"], 0);
+    assert_eq!(train_json(root, "--run run")["steps_now"], 0);
+    assert_eq!(train_json(root, "--run run --set train.keep=3")["steps_now"], 0);
     let ran = train(root, "--run run --steps 40");
-    let text = said(&ran);
+    let text = stderr_of(&ran);
     assert!(ran.status.success() && text.contains("from step 21 on, train.steps is 40; it was 20"), "{text}");
     // 18 steps after the warm-up of 2, in the middle of the cosine: between the highest learning rate and the lowest.
     let all = rates(&run);
@@ -85,25 +86,25 @@ fn a_run_is_extended_and_adjusted() {
 
 /// The run in the default folder is not changed by arguments that were meant for a new run.
 #[test]
-fn the_default_folder_is_continued_as_it_is() {
+fn the_run_in_the_default_folder_is_resumed_unchanged() {
     let folder = TempDir::new().unwrap();
     let root = folder.path();
-    done(root, &format!("{TINY} {SUMS} --steps 10"));
-    assert_eq!(done(root, "")["steps_now"], 0);
+    train_json(root, &format!("{TINY} {SUMS} --steps 10"));
+    assert_eq!(train_json(root, "")["steps_now"], 0);
     let text = refused(root, "--lr 1e-2");
     assert!(text.contains("train.lr is 0.0005 in the run, 0.01 here"), "{text}");
     assert!(text.contains("falcon train --run runs/addition-falcon-3a.3 --set KEY=VALUE"), "{text}");
 }
 
 #[test]
-fn an_edited_configuration_is_followed_or_refused() {
+fn an_edited_configuration_is_used_or_refused() {
     let folder = TempDir::new().unwrap();
     let (root, file) = (folder.path(), folder.path().join("run/config.toml"));
-    done(root, &format!("{TINY} {SUMS} --steps 10 --run run"));
+    train_json(root, &format!("{TINY} {SUMS} --steps 10 --run run"));
     let before = fs::read_to_string(&file).unwrap();
     fs::write(&file, before.replace("\nsteps = 10\n", "\nsteps = 15\n")).unwrap();
     let ran = train(root, "--run run");
-    assert!(said(&ran).contains("from step 11 on, train.steps is 15; it was 10"), "{}", said(&ran));
+    assert!(stderr_of(&ran).contains("from step 11 on, train.steps is 15; it was 10"), "{}", stderr_of(&ran));
     fs::write(&file, before.replace("\nhidden_size = 16\n", "\nhidden_size = 32\n")).unwrap();
     let text = refused(root, "--run run --steps 20");
     assert!(
@@ -124,19 +125,19 @@ fn a_folder_that_disappears_is_an_error() {
         let process = command.args(arguments.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = process.spawn().unwrap();
         while !checkpoint_steps(&run).is_ok_and(|steps| !steps.is_empty()) {
-            assert!(process.try_wait().unwrap().is_none(), "it ended by itself");
+            assert!(process.try_wait().unwrap().is_none(), "the process ended by itself");
             std::thread::sleep(Duration::from_millis(5));
         }
         fs::rename(&run, root.join(elsewhere)).unwrap();
         let ran = process.wait_with_output().unwrap();
-        assert_eq!(ran.status.code(), Some(2), "{}", said(&ran));
-        let words = ["was removed, moved or replaced during training", "No such file"];
-        assert!(words.iter().any(|words| said(&ran).contains(words)), "{}", said(&ran));
+        assert_eq!(ran.status.code(), Some(2), "{}", stderr_of(&ran));
+        let messages = ["was removed, moved or replaced during training", "No such file"];
+        assert!(messages.iter().any(|message| stderr_of(&ran).contains(message)), "{}", stderr_of(&ran));
         let _ = fs::remove_dir_all(&run);
     }
     // A folder that was moved still is a run.
     let last = *checkpoint_steps(&root.join("moved")).unwrap().last().unwrap();
-    let summary = done(root, &format!("--run moved --steps {}", last + 3));
+    let summary = train_json(root, &format!("--run moved --steps {}", last + 3));
     assert_eq!(summary["step"], last + 3);
 }
 
@@ -144,16 +145,16 @@ fn a_folder_that_disappears_is_an_error() {
 fn files_of_the_user_survive_pruning() {
     let folder = TempDir::new().unwrap();
     let (root, checkpoints) = (folder.path(), folder.path().join("run/checkpoints"));
-    done(root, &format!("{TINY} {SUMS} --steps 5 --set train.save_every=1 --run run"));
+    train_json(root, &format!("{TINY} {SUMS} --steps 5 --set train.save_every=1 --run run"));
     let old = checkpoints.join("step-000004");
     fs::write(old.join("notes.txt"), "the best so far").unwrap();
     let mine = checkpoints.join("step-000003");
     let _ = fs::remove_dir_all(&mine);
     fs::create_dir(&mine).unwrap();
     fs::write(mine.join("plot.png"), "picture").unwrap();
-    done(root, "--run run --steps 15");
+    train_json(root, "--run run --steps 15");
     assert_eq!(fs::read_to_string(old.join("notes.txt")).unwrap(), "the best so far");
-    assert!(!old.join("model.safetensors").exists(), "what the run wrote is gone");
+    assert!(!old.join("model.safetensors").exists(), "the files of the run are removed");
     assert_eq!(fs::read_to_string(mine.join("plot.png")).unwrap(), "picture");
     let steps = checkpoint_steps(&folder.path().join("run")).unwrap();
     assert!(!steps.contains(&3) && !steps.contains(&4), "{steps:?}");
@@ -173,9 +174,9 @@ fn a_run_starts_from_another_model() {
     let folder = TempDir::new().unwrap();
     let root = folder.path();
     write_book(root);
-    done(root, &format!("{TINY} {TEXT} --steps 60 --lr 1e-2 --run first"));
-    let learn = "tokenizer train book.txt --size 280 -o words.json";
-    assert!(falcon(root).args(learn.split(' ')).output().unwrap().status.success());
+    train_json(root, &format!("{TINY} {TEXT} --steps 60 --lr 1e-2 --run first"));
+    let train_tokenizer = "tokenizer train book.txt --size 280 -o words.json";
+    assert!(falcon(root).args(train_tokenizer.split(' ')).output().unwrap().status.success());
     let loss = |run: &str, step: u64| -> f64 {
         let records = read_metrics(&root.join(run).join("metrics.jsonl")).unwrap();
         let at = |record: &Record| match record {
@@ -185,21 +186,25 @@ fn a_run_starts_from_another_model() {
         records.iter().find_map(at).unwrap()
     };
     // The same vocabulary: training continues with the weights.
-    done(root, &format!("{TEXT} --init-from first --steps 3 --set train.warmup=1 --run same"));
+    train_json(root, &format!("{TEXT} --init-from first --steps 3 --set train.warmup=1 --run same"));
     assert!(loss("same", 1) < 0.7 * loss("first", 1), "{} and {}", loss("same", 1), loss("first", 1));
     // Another vocabulary: the embeddings of bytes are kept, those of words are new.
     let ran =
         train(root, &format!("{TEXT} --init-from first --steps 3 --set task.tokenizer=words.json --run other"));
-    assert!(ran.status.success(), "{}", said(&ran));
-    assert!(said(&ran).contains("257 of 280 rows of the embedding are those of its tokens"), "{}", said(&ran));
-    assert!(said(&ran).contains("23 new tokens, such as \""), "{}", said(&ran));
+    assert!(ran.status.success(), "{}", stderr_of(&ran));
+    assert!(
+        stderr_of(&ran).contains("257 of 280 rows of the embedding are those of its tokens"),
+        "{}",
+        stderr_of(&ran)
+    );
+    assert!(stderr_of(&ran).contains("23 new tokens, such as \""), "{}", stderr_of(&ran));
     // Addition has a vocabulary of its own.
     let ran = train(root, &format!("--task addition {SUMS} --init-from first --steps 3 --run sums"));
-    assert!(ran.status.success(), "{}", said(&ran));
+    assert!(ran.status.success(), "{}", stderr_of(&ran));
     // A run that was killed right after its start no longer needs the model it started from.
     fs::rename(root.join("first"), root.join("elsewhere")).unwrap();
     fs::remove_dir_all(root.join("same/checkpoints/step-000003")).unwrap();
-    assert_eq!(done(root, "--run same")["step"], 3);
+    assert_eq!(train_json(root, "--run same")["step"], 3);
     for (arguments, words) in [
         ("--init-from nowhere", "nowhere: neither a run nor a model"),
         ("--init-from elsewhere --set model.hidden_size=32", "has shape [257, 16] there and [257, 32]"),
@@ -219,15 +224,18 @@ fn a_run_is_portable() {
     fs::create_dir(&here).unwrap();
     fs::create_dir(&there).unwrap();
     write_book(&here);
-    let learn = "tokenizer train book.txt --size 280 -o words.json";
-    assert!(falcon(&here).args(learn.split(' ')).output().unwrap().status.success());
-    done(&here, &format!("{TINY} {TEXT} --set task.tokenizer=words.json --steps 10 --run run"));
+    let train_tokenizer = "tokenizer train book.txt --size 280 -o words.json";
+    assert!(falcon(&here).args(train_tokenizer.split(' ')).output().unwrap().status.success());
+    train_json(&here, &format!("{TINY} {TEXT} --set task.tokenizer=words.json --steps 10 --run run"));
     fs::remove_file(here.join("words.json")).unwrap();
     fs::rename(here.join("run"), there.join("moved")).unwrap();
-    assert_eq!(done(&there, "--run moved --steps 20")["step"], 20);
+    assert_eq!(train_json(&there, "--run moved --steps 20")["step"], 20);
     // Text that has moved is given by its new name and recognised by its content.
     fs::rename(here.join("book.txt"), there.join("tome.txt")).unwrap();
-    assert_eq!(done(folder.path(), "--run there/moved --steps 30 --set task.train=there/tome.txt")["step"], 30);
+    assert_eq!(
+        train_json(folder.path(), "--run there/moved --steps 30 --set task.train=there/tome.txt")["step"],
+        30
+    );
     fs::write(there.join("other.txt"), "another story altogether. ".repeat(200)).unwrap();
     let text = refused(&there, "--run moved --steps 40 --set task.train=other.txt");
     assert!(text.contains("has changed since the run began"), "{text}");
@@ -251,8 +259,10 @@ fn memory_is_estimated_and_checked() {
     {
         let book = "--task text --set task.train=book.txt --set task.eval_sequences=1 --steps 2 --threads 1";
         let arguments = format!("{book} --model {model} {size}");
-        let estimate = done(root, &format!("{arguments} --dry-run"))["memory"]["total"].as_u64().unwrap() as f64;
-        let peak = done(root, &format!("{arguments} --run run-{index}"))["peak_memory"].as_u64().unwrap() as f64;
+        let estimate =
+            train_json(root, &format!("{arguments} --dry-run"))["memory"]["total"].as_u64().unwrap() as f64;
+        let peak =
+            train_json(root, &format!("{arguments} --run run-{index}"))["peak_memory"].as_u64().unwrap() as f64;
         assert!((0.7..1.6).contains(&(estimate / peak)), "{model}: {estimate:.3e} estimated, {peak:.3e} measured");
     }
     let text = refused(root, "--batch 1048576 --run run");
@@ -261,13 +271,13 @@ fn memory_is_estimated_and_checked() {
     assert!(text.contains("activations") && text.contains("data"), "{text}");
     assert!(!root.join("run").exists());
     let shown = train(root, "--size 340m --dry-run");
-    assert!(String::from_utf8_lossy(&shown.stdout).starts_with("# memory: about "), "{}", said(&shown));
+    assert!(String::from_utf8_lossy(&shown.stdout).starts_with("# memory: about "), "{}", stderr_of(&shown));
 }
 
-/// A terminal shows a few lines, cut to its width, and every evaluation once.
+/// A terminal shows few lines, cut to its width, and every evaluation once.
 #[cfg(target_os = "linux")]
 #[test]
-fn the_terminal_is_used_well() {
+fn progress_fits_the_terminal() {
     let folder = TempDir::new().unwrap();
     let root = folder.path();
     write_book(root);
@@ -285,14 +295,14 @@ fn the_terminal_is_used_well() {
     assert_eq!(plain.matches("step     20  validation").count(), 1, "{plain}");
     assert!(!plain.contains("hidden_size"), "the configuration is in a file: {plain}");
     assert!(plain.contains("parameters") && plain.contains("epoch") && plain.contains("perplexity"), "{plain}");
-    let text = said(&train(root, &format!("{TINY} {TEXT} --steps 20 --run other --verbose")));
+    let text = stderr_of(&train(root, &format!("{TINY} {TEXT} --steps 20 --run other --verbose")));
     assert!(text.contains("hidden_size = 16") && text.contains("bits/byte"), "{text}");
 }
 
 #[test]
-fn a_configuration_of_text_can_be_seen_without_a_file() {
+fn a_dry_run_of_text_needs_no_file() {
     let folder = TempDir::new().unwrap();
-    let shown = done(folder.path(), "--task text --dry-run --lr 0.25 --steps 7 --batch 3");
+    let shown = train_json(folder.path(), "--task text --dry-run --lr 0.25 --steps 7 --batch 3");
     let train = &shown["train"];
     assert_eq!((&train["lr"], &train["steps"], &train["batch"]), (&0.25.into(), &7.into(), &3.into()));
     assert_eq!(shown["model"]["vocab_size"], 257);

@@ -79,7 +79,7 @@ fn success_is_one_line_and_one_file() {
 }
 
 #[test]
-fn json_has_the_same_facts() {
+fn json_describes_the_scan() {
     let folder = TempDir::new().unwrap();
     let (input, output) = (golden_path("base_rls_p0"), folder.path().join("out"));
     let args = ["scan", path(&input), "-o", path(&output), "--grad", "--dtype", "f32", "--threads", "1", "--json"];
@@ -188,7 +188,7 @@ fn bad_paths_are_refused() {
     assert!(names(folder.path()).is_empty());
     #[cfg(unix)]
     {
-        // In place of /dev/null, which a failing test would replace.
+        // A socket stands for a device: if this test used /dev/null and failed, /dev/null would be replaced.
         let socket = folder.path().join("socket");
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         attempt(&input, &socket, &["device"]);

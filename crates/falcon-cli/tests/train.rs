@@ -30,12 +30,12 @@ fn train(run: &Path, more: &[&str]) -> Output {
     command(run, more).output().unwrap()
 }
 
-fn said(ran: &Output) -> String {
+fn stderr_of(ran: &Output) -> String {
     String::from_utf8_lossy(&ran.stderr).into_owned()
 }
 
 fn summary(ran: &Output) -> Value {
-    assert!(ran.status.success(), "{}", said(ran));
+    assert!(ran.status.success(), "{}", stderr_of(ran));
     serde_json::from_slice(&ran.stdout).unwrap()
 }
 
@@ -45,7 +45,11 @@ fn a_run_ends_with_a_model_and_its_records() {
     let run = folder.path().join("run");
     let done = summary(&train(&run, &[]));
     assert_eq!((&done["outcome"], &done["step"]), (&Value::from("finished"), &Value::from(40)));
-    assert_eq!(done["evaluations"].as_array().unwrap().len(), 2, "validation and beyond");
+    assert_eq!(
+        done["evaluations"].as_array().unwrap().len(),
+        2,
+        "the evaluations of the last step: validation and beyond"
+    );
     assert!(done["tokens_per_second"].as_f64().unwrap() > 0.0);
     let records = read_metrics(&run.join("metrics.jsonl")).unwrap();
     let count = |f: fn(&Record) -> bool| records.iter().filter(|record| f(record)).count();
@@ -61,22 +65,22 @@ fn a_run_ends_with_a_model_and_its_records() {
     assert!(report(&[&run, &run]).status.success());
     let html = fs::read_to_string(&page).unwrap();
     assert!(html.matches("<path").count() > 10 && html.contains("falcon-3a.3") && !html.contains("NaN"));
-    assert!(report(&[folder.path()]).status.success(), "a folder that holds runs");
+    assert!(report(&[folder.path()]).status.success(), "a report on a folder that holds runs");
     let json = falcon().args(["report", "--json", "-o"]).arg(&page).arg(&run).output().unwrap();
     let json = summary(&json);
     assert_eq!((&json["page"], json["runs"].as_array().unwrap().len()), (&page.to_str().unwrap().into(), 1));
-    let nothing = report(&[&folder.path().join("none")]);
-    assert!(said(&nothing).contains("none: not a run"), "{}", said(&nothing));
+    let missing = report(&[&folder.path().join("none")]);
+    assert!(stderr_of(&missing).contains("none: not a run"), "{}", stderr_of(&missing));
     // The same command has nothing left to do, another configuration is refused, and the folder alone is enough.
     assert_eq!(summary(&train(&run, &[]))["steps_now"], 0);
     let refused = train(&run, &["--set", "train.batch=5"]);
-    assert!(!refused.status.success() && said(&refused).contains("train.batch is 4 in the run, 5 here"));
+    assert!(!refused.status.success() && stderr_of(&refused).contains("train.batch is 4 in the run, 5 here"));
     let alone = falcon().args(["train", "--json", "--run"]).arg(&run).output().unwrap();
     assert_eq!(summary(&alone)["step"], 40);
 }
 
 #[test]
-fn resuming_does_not_depend_on_threads_or_parts() {
+fn results_do_not_depend_on_threads_or_parts() {
     let folder = TempDir::new().unwrap();
     let (one, two) = (folder.path().join("one"), folder.path().join("two"));
     summary(&train(&one, &["--threads", "1"]));
@@ -97,22 +101,24 @@ fn resuming_does_not_depend_on_threads_or_parts() {
 
 #[cfg(unix)]
 #[test]
-fn an_interrupt_saves() {
+fn an_interrupted_run_is_saved() {
     let folder = TempDir::new().unwrap();
     let run = folder.path().join("run");
     let more = ["--set", "train.steps=100000", "--set", "train.save_every=100000"];
     let mut process = command(&run, &more).spawn().unwrap();
     let metrics = run.join("metrics.jsonl");
     while !read_metrics(&metrics).is_ok_and(|records| records.len() >= 5) {
-        assert!(process.try_wait().unwrap().is_none(), "it ended by itself");
+        assert!(process.try_wait().unwrap().is_none(), "the process ended by itself");
         std::thread::sleep(Duration::from_millis(5));
     }
     // While the run goes on, its folder is locked.
     let second = train(&run, &more);
-    assert!(said(&second).contains("another process") && said(&second).contains(&process.id().to_string()));
+    assert!(
+        stderr_of(&second).contains("another process") && stderr_of(&second).contains(&process.id().to_string())
+    );
     assert!(Command::new("kill").arg("-INT").arg(process.id().to_string()).status().unwrap().success());
     let ran = process.wait_with_output().unwrap();
-    assert_eq!(ran.status.code(), Some(130), "{}", said(&ran));
+    assert_eq!(ran.status.code(), Some(130), "{}", stderr_of(&ran));
     let done: Value = serde_json::from_slice(&ran.stdout).unwrap();
     assert_eq!(done["outcome"], "interrupted");
     let saved = *checkpoint_steps(&run).unwrap().last().unwrap();
@@ -135,8 +141,12 @@ fn a_damaged_checkpoint_is_passed_over() {
         bytes[middle] ^= 1;
         fs::write(&path, &bytes).unwrap();
         let ran = train(&run, &[]);
-        assert!(said(&ran).contains("damaged") && said(&ran).contains("step-000040"), "{file}: {}", said(&ran));
-        assert!(summary(&ran)["steps_now"].as_u64().unwrap() >= 1, "from an earlier one");
+        assert!(
+            stderr_of(&ran).contains("damaged") && stderr_of(&ran).contains("step-000040"),
+            "{file}: {}",
+            stderr_of(&ran)
+        );
+        assert!(summary(&ran)["steps_now"].as_u64().unwrap() >= 1, "it resumes from an earlier checkpoint");
         assert_eq!(result(&run), expected, "{file}");
     }
     // A missing file, and a truncated one.
@@ -151,8 +161,8 @@ fn a_damaged_checkpoint_is_passed_over() {
     }
     for _ in 0..2 {
         let ran = train(&run, &[]);
-        assert!(!ran.status.success(), "{}", said(&ran));
-        assert!(said(&ran).contains("none of its checkpoints can be used"), "{}", said(&ran));
+        assert!(!ran.status.success(), "{}", stderr_of(&ran));
+        assert!(stderr_of(&ran).contains("none of its checkpoints can be used"), "{}", stderr_of(&ran));
     }
 }
 
@@ -162,13 +172,13 @@ fn a_bad_loss_names_the_step_and_the_tensor() {
     let run = folder.path().join("run");
     let ran = train(&run, &["--set", "train.lr=1e30", "--set", "train.warmup=0", "--set", "train.spike=0"]);
     assert_eq!(ran.status.code(), Some(2));
-    let said = said(&ran);
+    let stderr = stderr_of(&ran);
     assert!(
-        said.contains("step 2: the loss is") || said.contains("step 2: the norm of the gradients is"),
-        "{said}"
+        stderr.contains("step 2: the loss is") || stderr.contains("step 2: the norm of the gradients is"),
+        "{stderr}"
     );
-    assert!(said.contains("the first bad tensor is"), "{said}");
-    assert!(said.contains("checkpoints/step-000001"), "the checkpoint before: {said}");
+    assert!(stderr.contains("the first bad tensor is"), "{stderr}");
+    assert!(stderr.contains("checkpoints/step-000001"), "the checkpoint before is not named: {stderr}");
     let records = read_metrics(&run.join("metrics.jsonl")).unwrap();
     assert!(matches!(records.last(), Some(Record::Stop(stop)) if stop.reason.contains("first bad tensor")));
     // A spike: the loss is finite, but worse than guessing and far above its recent value.
@@ -176,17 +186,17 @@ fn a_bad_loss_names_the_step_and_the_tensor() {
     let more =
         ["--set", "train.lr=3", "--set", "train.warmup=0", "--set", "train.spike=1.5", "--set", "train.steps=400"];
     let ran = train(&run, &more);
-    let said = self::said(&ran);
+    let stderr = stderr_of(&ran);
     assert!(
-        said.contains("the loss jumped to")
-            && (said.contains("grown far beyond its size is") || said.contains("has grown most is")),
-        "{said}"
+        stderr.contains("the loss jumped to")
+            && (stderr.contains("grown far beyond its size is") || stderr.contains("has grown most is")),
+        "{stderr}"
     );
 }
 
 #[cfg(unix)]
 #[test]
-fn a_disk_that_is_full_loses_nothing() {
+fn a_full_disk_loses_no_checkpoint() {
     let folder = TempDir::new().unwrap();
     let run = folder.path().join("run");
     summary(&train(&run, &["--set", "train.keep=3"]));
@@ -201,22 +211,22 @@ fn a_disk_that_is_full_loses_nothing() {
         outer.output().unwrap()
     };
     let ran = limited(&run);
-    assert_eq!(ran.status.code(), Some(2), "{}", said(&ran));
-    assert!(said(&ran).contains("File too large"), "{}", said(&ran));
+    assert_eq!(ran.status.code(), Some(2), "{}", stderr_of(&ran));
+    assert!(stderr_of(&ran).contains("File too large"), "{}", stderr_of(&ran));
     // The run is resumed when there is space again.
     summary(&train(&run, &["--set", "train.keep=3"]));
     assert_eq!(result(&run), expected);
     let fresh = folder.path().join("fresh");
     let ran = limited(&fresh);
     assert!(
-        said(&ran).contains("cannot be written") && said(&ran).contains("there is no checkpoint yet"),
+        stderr_of(&ran).contains("cannot be written") && stderr_of(&ran).contains("there is no checkpoint yet"),
         "{}",
-        said(&ran)
+        stderr_of(&ran)
     );
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_anything_is_written() {
+fn bad_arguments_are_refused_before_anything_is_written() {
     let folder = TempDir::new().unwrap();
     let run = folder.path().join("run");
     for (more, expected) in [
@@ -228,30 +238,29 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
     ] {
         let ran = train(&run, &more);
         assert_eq!(ran.status.code(), Some(2), "{more:?}");
-        assert!(said(&ran).contains(expected), "{more:?}: {}", said(&ran));
+        assert!(stderr_of(&ran).contains(expected), "{more:?}: {}", stderr_of(&ran));
         assert!(!run.exists(), "{more:?} left a folder behind");
     }
     let text = |more: &[&str]| {
         falcon().args(["train", "--task", "text"]).args(more).arg("--run").arg(&run).output().unwrap()
     };
-    assert!(said(&text(&[])).contains("task.train names no file"));
+    assert!(stderr_of(&text(&[])).contains("task.train names no file"));
     let missing = text(&["--set", "task.train=nowhere.txt"]);
-    assert!(said(&missing).contains("nowhere.txt: No such file"), "{}", said(&missing));
+    assert!(stderr_of(&missing).contains("nowhere.txt: No such file"), "{}", stderr_of(&missing));
     let config = falcon().args(["train", "nowhere.toml"]).output().unwrap();
-    assert!(said(&config).contains("nowhere.toml: No such file"));
+    assert!(stderr_of(&config).contains("nowhere.toml: No such file"));
     assert!(!run.exists());
     // A folder that holds something else, and a path where no folder can be.
     fs::write(folder.path().join("letter.txt"), "dear").unwrap();
     let foreign = train(folder.path(), &[]);
-    assert!(said(&foreign).contains("is not a run"), "{}", said(&foreign));
+    assert!(stderr_of(&foreign).contains("is not a run"), "{}", stderr_of(&foreign));
     let below = train(&folder.path().join("letter.txt/run"), &[]);
-    assert!(said(&below).contains("Not a directory"), "{}", said(&below));
+    assert!(stderr_of(&below).contains("Not a directory"), "{}", stderr_of(&below));
 }
 
-/// A closed stdout does not end the training.
 #[cfg(unix)]
 #[test]
-fn a_closed_stdout_stops_no_training() {
+fn a_closed_stdout_does_not_end_the_training() {
     let folder = TempDir::new().unwrap();
     let run = folder.path().join("run");
     let (reader, writer) = std::io::pipe().unwrap();
@@ -259,14 +268,14 @@ fn a_closed_stdout_stops_no_training() {
     let mut process = falcon();
     process.arg("train").args(TINY).args(["--set", "train.steps=6"]).arg("--run").arg(&run);
     let ran = process.stdout(writer).stderr(Stdio::piped()).output().unwrap();
-    assert_eq!(ran.status.code(), Some(0), "{}", said(&ran));
+    assert_eq!(ran.status.code(), Some(0), "{}", stderr_of(&ran));
     assert_eq!(checkpoint_steps(&run).unwrap().last(), Some(&6));
-    assert!(said(&ran).contains("parameters"), "what it was told: {}", said(&ran));
+    assert!(stderr_of(&ran).contains("parameters"), "no progress on stderr: {}", stderr_of(&ran));
 }
 
 #[cfg(unix)]
 #[test]
-fn threads_that_cannot_be_started_are_told() {
+fn threads_that_cannot_be_started_are_reported() {
     let folder = TempDir::new().unwrap();
     let run = folder.path().join("run");
     let mut bench = falcon();
@@ -276,11 +285,11 @@ fn threads_that_cannot_be_started_are_told() {
     for mut program in [command(&run, &["--threads", "1024"]), bench, generate] {
         // Stacks larger than the address space.
         let ran = program.env("RUST_MIN_STACK", (1u64 << 47).to_string()).output().unwrap();
-        assert_eq!(ran.status.code(), Some(2), "{program:?}: {}", said(&ran));
-        let said = said(&ran);
+        assert_eq!(ran.status.code(), Some(2), "{program:?}: {}", stderr_of(&ran));
+        let stderr = stderr_of(&ran);
         assert!(
-            said.contains("cannot start 1024 threads: ") && said.contains("use a smaller --threads"),
-            "{said}"
+            stderr.contains("cannot start 1024 threads: ") && stderr.contains("use a smaller --threads"),
+            "{stderr}"
         );
     }
     assert!(!run.exists());
@@ -288,47 +297,50 @@ fn threads_that_cannot_be_started_are_told() {
 
 /// The configuration file in the help is valid, and has every key.
 #[test]
-fn the_complete_file_is_complete() {
+fn the_configuration_file_in_the_help_is_complete() {
     let folder = TempDir::new().unwrap();
     let help = falcon().args(["train", "--help"]).output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
     let (_, files) = help.split_once("A COMPLETE CONFIGURATION FILE").unwrap();
     let (files, _) = files.split_once("THE FOLDER OF A RUN").unwrap();
     let (addition, text) = files.split_once("For text").unwrap();
-    let (words, text) = text.split_at(text.find("[task]").unwrap());
+    let (defaults, text) = text.split_at(text.find("[task]").unwrap());
     let resolve = |file: &str| -> Value {
         let path = folder.path().join("file.toml");
         fs::write(&path, file).unwrap();
         let ran = falcon().args(["train", "--dry-run", "--json"]).arg(&path).output().unwrap();
-        assert!(ran.status.success() && !said(&ran).contains('['), "{}", said(&ran));
+        assert!(ran.status.success() && !stderr_of(&ran).contains('['), "{}", stderr_of(&ran));
         serde_json::from_slice(&ran.stdout).unwrap()
     };
-    let shown = |file: &str, keys: &Value| {
+    let assert_shown = |file: &str, keys: &Value| {
         for key in keys.as_object().unwrap().keys() {
-            let line = format!("{key} = ");
-            assert!(file.lines().any(|shown| shown.trim_start().starts_with(&line)), "{key} is not shown");
+            let start = format!("{key} = ");
+            assert!(
+                file.lines().any(|line| line.trim_start().starts_with(&start)),
+                "the help lacks the key {key}"
+            );
         }
     };
-    let resolved = resolve(addition);
-    shown(addition, &resolved["task"]);
-    shown(addition, &resolved["train"]);
-    let of_text = resolve(text);
-    shown(text, &of_text["task"]);
-    // The defaults that the help names.
-    let train = &of_text["train"];
-    let said = words.split(|c: char| c.is_whitespace() || "(),".contains(c)).filter(|word| !word.is_empty());
-    let said: Vec<&str> = said.collect();
+    let addition_config = resolve(addition);
+    assert_shown(addition, &addition_config["task"]);
+    assert_shown(addition, &addition_config["train"]);
+    let text_config = resolve(text);
+    assert_shown(text, &text_config["task"]);
+    // The defaults for text that the help names.
+    let train = &text_config["train"];
+    let words = defaults.split(|c: char| c.is_whitespace() || "(),".contains(c)).filter(|word| !word.is_empty());
+    let words: Vec<&str> = words.collect();
     for (name, value) in
         [("lr", "1e-3"), ("beta1", "0.9"), ("beta2", "0.95"), ("weight_decay", "0.1"), ("clip", "1")]
     {
-        assert!(said.windows(2).any(|pair| pair == [name, value]), "{name} {value}: {words}");
+        assert!(words.windows(2).any(|pair| pair == [name, value]), "no {name} {value} in: {defaults}");
         assert_eq!(train[name].as_f64(), value.parse().ok(), "{name}");
     }
-    assert!(words.contains("batch 32, steps 2000") && train["batch"] == 32 && train["steps"] == 2000);
+    assert!(defaults.contains("batch 32, steps 2000") && train["batch"] == 32 && train["steps"] == 2000);
 }
 
 #[test]
-fn a_configuration_can_be_seen_without_a_run() {
+fn a_dry_run_prints_the_configuration() {
     let folder = TempDir::new().unwrap();
     let run = folder.path().join("run");
     let json = summary(&train(&run, &["--dry-run"]));
@@ -356,5 +368,5 @@ fn text_is_learnt_from_a_file() {
     let run = folder.path().join("run");
     let ran = falcon().args(["train", "--json"]).arg(&config).arg("--run").arg(&run).output().unwrap();
     let loss = summary(&ran)["evaluations"][0]["loss"].as_f64().unwrap();
-    assert!(loss < 1.0, "{loss} nats a byte, of 5.5 at first");
+    assert!(loss < 1.0, "{loss} nats per byte; an untrained model has 5.5");
 }

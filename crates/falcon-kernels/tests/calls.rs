@@ -81,7 +81,7 @@ fn sizes_that_overflow_are_refused() {
 }
 
 #[test]
-fn the_masked_form_refuses_what_it_cannot_hold() {
+fn sequences_and_chunks_that_are_too_long_are_refused() {
     let tokens = 100_000;
     let ones = vec![1f32; tokens];
     let view = View::new(&ones, [tokens, 1, 1]).unwrap();
@@ -96,9 +96,9 @@ fn the_masked_form_refuses_what_it_cannot_hold() {
     assert!(error.ends_with("together at most 16384; use shorter chunks or the recurrent form"), "{error}");
 }
 
-/// A tape gives the gradients of the call it recorded, and the outputs of a plain one.
+/// A recorded call gives the outputs of a plain forward pass, and its tape the gradients that `Call::backward` gives.
 #[test]
-fn a_tape_is_a_forward_pass_and_its_gradients() {
+fn recording_changes_neither_outputs_nor_gradients() {
     for (name, rule) in Rule::ALL {
         let case = Case::new(&Spec { continued: true, lengths: vec![70, 3, 0], ..Spec::new(rule, 0, 2) });
         let form = Form::Chunked { chunk: 16 };
@@ -107,9 +107,9 @@ fn a_tape_is_a_forward_pass_and_its_gradients() {
         let tape = call.record(&mut state, &mut out).unwrap();
         let plain = case.forward(form);
         assert_eq!((&out, &state), (&plain.out, &plain.state), "{name}");
-        let up = Some(&case.grad_state);
-        let grads = tape.backward(&call, &case.grad_out, up).unwrap();
-        let expected = case.call(Form::Recurrent).backward(&case.state, &case.grad_out, up).unwrap();
+        let upstream = Some(&case.grad_state);
+        let grads = tape.backward(&call, &case.grad_out, upstream).unwrap();
+        let expected = case.call(Form::Recurrent).backward(&case.state, &case.grad_out, upstream).unwrap();
         for (tensor, found, expected) in [
             ("q", &grads.q, &expected.q),
             ("k", &grads.k, &expected.k),
@@ -123,8 +123,8 @@ fn a_tape_is_a_forward_pass_and_its_gradients() {
         ] {
             assert!(max_error(found, expected) < 1e-10, "{name}: {tensor}");
         }
-        // The same bits as a pass that is run again, and as one into the caller's memory.
-        assert_eq!(call.backward(&case.state, &case.grad_out, up).unwrap(), grads, "{name}");
+        // The same bits if the forward pass is run again, and if everything is written into arrays of the caller.
+        assert_eq!(call.backward(&case.state, &case.grad_out, upstream).unwrap(), grads, "{name}");
         let (mut again, mut saved) = (case.state.clone(), vec![0.0; call.saved_len()]);
         call.record_into(&mut again, &mut out, &mut saved).unwrap();
         let mut into = Grads { state: again, ..grads.clone() };
@@ -140,14 +140,14 @@ fn a_tape_is_a_forward_pass_and_its_gradients() {
             decay: &mut into.decay,
         };
         let grad_out = View::new(&case.grad_out, shape).unwrap();
-        into.state = call.backward_into(&case.state, &saved, grad_out, up, views).unwrap();
+        into.state = call.backward_into(&case.state, &saved, grad_out, upstream, views).unwrap();
         assert_eq!(into, grads, "{name}");
     }
 }
 
-/// A tape refuses every call but the one it recorded, and says what differs.
+/// A tape refuses every call but the one it recorded, and the error names what differs.
 #[test]
-fn a_tape_goes_with_its_call() {
+fn a_tape_refuses_other_calls() {
     let case = Case::new(&Spec { lengths: vec![70, 3, 0], ..Spec::new(Rule::FALCON_1, 0, 2) });
     let (mut state, mut out) = (case.state.clone(), vec![0.0; case.grad_out.len()]);
     let tape = case.call(Form::CHUNKED).record(&mut state, &mut out).unwrap();
@@ -169,8 +169,8 @@ fn a_tape_goes_with_its_call() {
     assert_eq!(error, "the state has dim_k 5, the call needs 4");
 }
 
-/// Signed features take the total weight of a normalised read to zero and below: the read stays finite and keeps the
-/// sign of the quotient, in every form.
+/// With signed features, the total weight of a normalised read can be zero or negative. In every form the read stays
+/// finite and keeps the sign of the quotient.
 #[test]
 fn normalised_reads_with_signed_features() {
     let rule = Rule { normaliser: Some(Normaliser { eps: 0.5 }), ..Rule::LINEAR_ATTENTION };

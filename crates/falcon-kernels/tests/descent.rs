@@ -19,8 +19,8 @@ const FALCONS: [(&str, Rule); 6] = [
     ("falcon-3a", Rule::FALCON_3A),
 ];
 
-/// A bound counts as sharp below this distance. With gains up to 1.99 the trivial bound is at least `2/1.99 − 1 = 5e-3`
-/// away.
+/// A bound counts as sharp if some step comes closer to it than this, in units of `η²L/2 · ‖∇f(S)‖²`. With gains up to
+/// 1.99, no step comes closer to the trivial bound `f(S⁺) ≤ f(S)` than `2/1.99 − 1 = 5e-3`.
 const SHARP: f64 = 4e-3;
 
 /// The objective of one step: the pairs of its window and the ridge.
@@ -66,8 +66,8 @@ fn every_step_descends() {
         let (dim_k, dim_v, width) = (spec.dim_k, spec.dim_v, case.sizes.gain_width(&rule));
         let mut decoder = Decoder::new(&rule, case.state.clone()).unwrap();
         let mut out = vec![0.0; dim_v];
-        // The smallest distance from the bound, in units of its curvature term, and the smallest distance from the
-        // trivial bound f(S⁺) ≤ f(S).
+        // The smallest distance from the bound, and the smallest distance from the trivial bound f(S⁺) ≤ f(S); both in
+        // units of η²L/2 · ‖∇f‖².
         let (mut tightest, mut trivial) = (f64::INFINITY, f64::INFINITY);
         for t in 0..case.sizes.tokens {
             let before = decoder.state().memory.clone();
@@ -78,7 +78,7 @@ fn every_step_descends() {
                 .map(|j| (&case.k[(j - 1) * dim_k..j * dim_k], &case.v[j * dim_v..(j + 1) * dim_v]))
                 .collect();
             if pairs.is_empty() {
-                assert_eq!(*after, before, "{name}: the boundary writes nothing");
+                assert_eq!(*after, before, "{name}: the first token has no pair and must write nothing");
                 continue;
             }
             let lambda = realised.lambda[t];
@@ -93,9 +93,9 @@ fn every_step_descends() {
                     after <= bound + 1e-12 * (1.0 + f.abs()),
                     "{name} at {t}, column {column}: {after} > {bound}"
                 );
-                let allowed = eta * eta * smoothness * gradient / 2.0;
-                tightest = tightest.min((bound - after) / allowed);
-                trivial = trivial.min((f - after) / allowed);
+                let curvature_term = eta * eta * smoothness * gradient / 2.0;
+                tightest = tightest.min((bound - after) / curvature_term);
+                trivial = trivial.min((f - after) / curvature_term);
             }
         }
         // The lemma is sharp: a smaller L would violate it somewhere. f(S⁺) ≤ f(S) is not sharp, because gains are

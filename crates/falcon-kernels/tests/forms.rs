@@ -36,7 +36,8 @@ fn specs() -> impl Strategy<Value = Spec> {
     let gates = prop::sample::select(vec![(0.5, 1.0), (0.0, 1.0), (0.0, 0.0)]);
     (rules(), lengths, sizes, gates, any::<bool>(), any::<u64>()).prop_map(
         |(rule, lengths, (key_heads, group, dim_k, dim_v), gate, continued, seed)| Spec {
-            // A normalised read of a single pair does not depend on the key, so its gradient would be rounding only.
+            // With gates of 0, a normalised read would see a single pair. It would not depend on the key of that pair,
+            // so the gradient of the key would be rounding errors only.
             gate: if rule.normaliser.is_some() { (0.5, 1.0) } else { gate },
             lengths,
             heads: key_heads * group,
@@ -83,7 +84,7 @@ proptest! {
 
     /// A sequence that is cut anywhere gives the outputs, the state and the gradients of the whole.
     #[test]
-    fn continuation_is_exact(spec in specs(), cuts in prop::collection::vec(0..24usize, 1..4), chunk in 1..9usize) {
+    fn pieces_equal_the_whole(spec in specs(), cuts in prop::collection::vec(0..24usize, 1..4), chunk in 1..9usize) {
         let tokens = spec.lengths.first().copied().unwrap_or(0);
         let whole = Case::new(&Spec { lengths: vec![tokens], ..spec });
         let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(tokens)).collect();
@@ -131,9 +132,9 @@ proptest! {
         }
     }
 
-    /// Later tokens do not change earlier outputs, to the last bit.
+    /// If later tokens are changed, earlier outputs keep every bit.
     #[test]
-    fn the_future_does_not_leak(spec in specs(), at in 0..24usize, chunk in 1..12usize) {
+    fn earlier_outputs_do_not_depend_on_later_tokens(spec in specs(), at in 0..24usize, chunk in 1..12usize) {
         let case = Case::new(&Spec { lengths: vec![spec.lengths.iter().sum()], ..spec });
         let at = at.min(case.sizes.tokens);
         let mut other = case.clone();
@@ -224,13 +225,14 @@ proptest! {
         let rule = Rule { clamp: spec.rule.clamp.map(|_| 1e-3), ..spec.rule };
         let spec = Spec { rule, gain: (0.2, 1.0), ridge: (0.0, 0.5), ..spec };
         let case = Case::new(&spec);
-        // The gradient jumps where the clamp begins, so differences across that point say nothing.
+        // The gradient jumps where the clamp begins, so finite differences across that point do not approximate it.
         prop_assume!(!near_the_clamp(&case));
         check_differences(&case, direction)?;
     }
 }
 
-/// `⟨up, outputs⟩ + ⟨up, outgoing state⟩`: the loss whose gradients `run` gives.
+/// The loss whose gradients `run` computes: the products of the outputs and of the outgoing state with their upstream
+/// gradients, summed up.
 fn loss(case: &Case<f64>) -> f64 {
     let outcome = case.forward(Form::Recurrent);
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
@@ -242,7 +244,7 @@ fn loss(case: &Case<f64>) -> f64 {
         + dot(&state.tail_v, &up.tail_v)
 }
 
-/// Whether some carry `1 − ηλ` is so close to the clamp that a small step might cross it.
+/// Whether some decay factor `1 − ηλ` is so close to the clamp that a small step might cross it.
 fn near_the_clamp(case: &Case<f64>) -> bool {
     let Some(least) = case.rule.clamp else { return false };
     let realised = case.call(Form::CHUNKED).coefficients(&case.state).unwrap();
@@ -251,7 +253,7 @@ fn near_the_clamp(case: &Case<f64>) -> bool {
     realised.eta.iter().zip(ridges).any(|(eta, lambda)| (1.0 - eta * lambda - least).abs() < 2e-3)
 }
 
-/// The derivative along a random direction in one input after the other.
+/// Compares the derivative of the loss along a random direction with a finite difference, for each input in turn.
 fn check_differences(case: &Case<f64>, seed: u64) -> Result<(), TestCaseError> {
     let grads = case.run(Form::Recurrent).grads;
     let mut random = falcon_testkit::Random::new(seed);
@@ -277,7 +279,7 @@ fn check_differences(case: &Case<f64>, seed: u64) -> Result<(), TestCaseError> {
                 7 => &mut case.state.tail_x,
                 _ => &mut case.state.tail_v,
             };
-            // Gains and gates at an end of their range would leave it.
+            // A gain or a gate at an end of its range may leave the range; the direction is then skipped.
             for (x, d) in data.iter_mut().zip(&direction) {
                 *x += h * d;
             }
@@ -305,7 +307,7 @@ mod reductions {
     use super::*;
 
     #[test]
-    fn equal_columns_are_one_column() {
+    fn equal_gains_for_all_columns_act_as_one_shared_gain() {
         for (each, shared) in [(Rule::FALCON_2, Rule::FALCON_1), (Rule::FALCON_2A, Rule::FALCON_1A)] {
             let one = Case::new(&Spec { continued: true, ..Spec::new(shared, 23, 7) });
             let columns = one.sizes.dim_v;
@@ -326,7 +328,7 @@ mod reductions {
 
     /// Two tokens make one pair, and a window of four that holds one pair writes as a window of one.
     #[test]
-    fn a_window_with_one_pair_is_no_window() {
+    fn a_window_with_one_pair_acts_as_a_window_of_one() {
         let rules = [(Rule::FALCON_3, Rule::FALCON_1), (Rule::FALCON_3A, Rule::FALCON_1A)];
         for ((windowed, plain), seed) in rules.into_iter().flat_map(|rules| (0..20).map(move |seed| (rules, seed)))
         {
@@ -346,7 +348,7 @@ mod reductions {
     }
 
     #[test]
-    fn a_window_longer_than_the_sequence_is_the_sequence() {
+    fn a_window_longer_than_the_sequence_acts_as_one_of_its_length() {
         for rule in [Rule::FALCON_3, Rule::FALCON_3A] {
             let long = Case::new(&Spec::new(Rule { window: 50, ..rule }, 6, 3));
             let short = Case::new(&Spec::new(Rule { window: 6, ..rule }, 6, 3));
@@ -378,7 +380,7 @@ fn one_token_and_empty_batches() {
 fn wide_heads_and_long_chunks() {
     falcon_kernels::poison_scratch();
     let windowed = Rule { window: 7, read: Read::Before, ..Rule::FALCON_3 };
-    // Rows of a long window are open for more than a block of the triangle.
+    // With a window of 20, a pair is written by more steps than a block of the triangular system has.
     let long = [Rule::FALCON_3, Rule::FALCON_3A].map(|rule| Rule { window: 20, ..rule });
     let more = [windowed, Rule { objective: Objective::InnerProduct, ..windowed }, long[0], long[1]];
     let rules = Rule::ALL.iter().map(|(_, rule)| *rule).chain(more);
@@ -398,9 +400,9 @@ fn wide_heads_and_long_chunks() {
 /// Gains and ridges at the ends of their ranges, zero keys, and ε = 0: everything stays finite, and the forms agree. A
 /// zero key writes nothing.
 #[test]
-fn ends_of_the_ranges() {
+fn gains_ridges_and_keys_at_the_ends_of_their_ranges() {
     for (name, rule) in Rule::ALL {
-        // Four keys are zero below: no window may see more.
+        // Four keys are set to zero below, and one step must see no others in its window.
         let rule = Rule { eps: 0.0, window: rule.window.min(4), ..rule };
         let mut case = Case::new(&Spec { continued: true, ..Spec::new(rule, 12, 8) });
         let width = case.sizes.key_heads * case.sizes.dim_k;
@@ -424,10 +426,10 @@ fn ends_of_the_ranges() {
         for form in [Form::Recurrent, Form::Masked, Form::CHUNKED] {
             let before = case.take(&(0..at).collect::<Vec<_>>(), vec![0, at]).forward(form).state;
             let one = Case { state: before.clone(), ..case.take(&[at], vec![0, 1]) };
-            let carry = one.call(form).coefficients(&before).unwrap().gamma;
+            let gamma = one.call(form).coefficients(&before).unwrap().gamma;
             let (gains, size) = (one.sizes.gain_width(&rule), before.memory.len() / one.sizes.heads);
             let columns = rule.state_columns(one.sizes.dim_v);
-            let kept = |i: usize| carry[i / size * gains + i % columns % gains] * before.memory[i];
+            let kept = |i: usize| gamma[i / size * gains + i % columns % gains] * before.memory[i];
             let expected: Vec<f64> = (0..before.memory.len()).map(kept).collect();
             assert_eq!(one.forward(form).state.memory, expected, "{name} {form:?}: a zero key writes nothing");
         }
@@ -436,7 +438,7 @@ fn ends_of_the_ranges() {
 
 /// Later tokens do not change earlier outputs, even if they are not finite.
 #[test]
-fn infinities_do_not_leak_into_the_past() {
+fn earlier_outputs_do_not_depend_on_later_non_finite_tokens() {
     falcon_kernels::poison_scratch();
     let windows = [Rule { window: 7, ..Rule::FALCON_3 }, Rule { window: 20, ..Rule::FALCON_3A }];
     let rules = Rule::ALL.iter().map(|(_, rule)| *rule).chain(windows);
@@ -445,7 +447,10 @@ fn infinities_do_not_leak_into_the_past() {
         let (dim_k, dim_v) = (case.sizes.dim_k, case.sizes.dim_v);
         for form in [Form::Recurrent, Form::Masked, Form::Chunked { chunk: 40 }, Form::CHUNKED] {
             let expected = case.forward(form).out;
-            assert!(expected.iter().all(|x| x.is_finite()));
+            assert!(
+                expected.iter().all(|x| x.is_finite()),
+                "{rule:?} {form:?}: the unchanged case must be finite"
+            );
             for (at, bad) in [(1, f64::INFINITY), (30, f64::NAN), (63, f64::NEG_INFINITY), (70, f64::INFINITY)] {
                 let [mut value, mut key, mut query] = [case.clone(), case.clone(), case.clone()];
                 value.v[at * dim_v + 1] = bad;

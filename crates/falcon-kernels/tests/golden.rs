@@ -76,22 +76,22 @@ fn largest(numbers: impl Iterator<Item = f64>) -> f64 {
 }
 
 /// The differences of one run from the expected results, one line each.
-fn complaints(case: &Golden, form: Form, dtype: Dtype) -> Vec<String> {
+fn differences(case: &Golden, form: Form, dtype: Dtype) -> Vec<String> {
     let options = Options { form, dtype, grad: true, ..Options::default() };
     let found = match falcon_scan::run(&case.bytes, &options) {
         Ok(outcome) => outcome.tensors,
         Err(error) => return vec![format!("error: {error}")],
     };
-    let mut complaints = Vec::new();
+    let mut differences = Vec::new();
     let names: Vec<&str> = found.iter().map(|(name, _)| name).collect();
     let expected: Vec<&str> = case.expected.keys().map(String::as_str).collect();
     if names != expected {
-        complaints.push(format!("names {names:?}, expected {expected:?}"));
+        differences.push(format!("names {names:?}, expected {expected:?}"));
     }
     for (name, (shape, expected)) in &case.expected {
         let Some(tensor) = found.get(name) else { continue };
         if tensor.shape != *shape {
-            complaints.push(format!("{name}: shape {:?}, expected {shape:?}", tensor.shape));
+            differences.push(format!("{name}: shape {:?}, expected {shape:?}", tensor.shape));
             continue;
         }
         let (relative, absolute) = tolerance(case, dtype, name);
@@ -99,10 +99,10 @@ fn complaints(case: &Golden, form: Form, dtype: Dtype) -> Vec<String> {
         let error = largest(tensor.to_f64().iter().zip(expected).map(|(a, b)| a - b));
         let allowed = if scale == 0.0 { absolute } else { relative * scale };
         if error.is_nan() || error > allowed {
-            complaints.push(format!("{name}: error {error:.2e}, allowed {allowed:.2e} (largest {scale:.2e})"));
+            differences.push(format!("{name}: error {error:.2e}, allowed {allowed:.2e} (largest {scale:.2e})"));
         }
     }
-    complaints
+    differences
 }
 
 fn check(dtype: Dtype) {
@@ -110,12 +110,12 @@ fn check(dtype: Dtype) {
     let cases = load();
     for case in &cases {
         for form in FORMS {
-            for complaint in complaints(case, form, dtype) {
-                writeln!(report, "{} {form:?} {dtype:?} {complaint}", case.name).unwrap();
+            for difference in differences(case, form, dtype) {
+                writeln!(report, "{} {form:?} {dtype:?} {difference}", case.name).unwrap();
             }
         }
     }
-    assert!(report.is_empty(), "{} complaints:\n{report}", report.lines().count());
+    assert!(report.is_empty(), "{} differences:\n{report}", report.lines().count());
 }
 
 #[test]

@@ -4,7 +4,8 @@
 //! cargo run --release -p falcon-lm --example chance -- eval/ [tokenizer.json]
 //! ```
 //!
-//! `random` gives every choice a random score, and must be right as often as guessing: a biased scorer would not be.
+//! `random` gives every choice a random score. Its accuracy must agree with that of guessing; a difference would mean
+//! that the scoring is biased.
 //! `uniform` is a model for which all tokens are always equally likely: it prefers the choice with the fewest tokens
 //! (`acc`), or with the fewest tokens per character (`acc_norm`), which equals guessing only where right answers are
 //! neither longer nor shorter than wrong ones.

@@ -1,5 +1,5 @@
-//! The configuration of a run: keys of TOML files and of the command line over presets, resolved to a value for every
-//! key.
+//! The configuration of a run. Keys from TOML files and from the command line override those of presets, so that every
+//! key has a value.
 
 use std::path::{Path, PathBuf};
 
@@ -26,14 +26,15 @@ pub struct RunConfig {
     pub size: String,
     /// The model.
     pub model: ModelConfig,
-    /// The task that it is trained on.
+    /// The task that the model is trained on.
     pub task: TaskConfig,
     /// The training recipe.
     pub train: TrainConfig,
 }
 
-/// A configuration that is complete but for the model, whose vocabulary is that of the task's tokenizer. It is resolved
-/// without opening any file but configurations; [`Draft::with_vocabulary`] completes it once the tokenizer is open.
+/// A configuration that still lacks the model, because the size of the model's vocabulary is that of the task's
+/// tokenizer. [`Draft::with_vocabulary`] adds the model once the tokenizer is open. To make a draft, only configuration
+/// files are opened.
 #[derive(Clone, Debug)]
 pub struct Draft {
     /// The preset that the model is derived from.
@@ -178,7 +179,7 @@ impl Layer {
         let toml = |source| RunConfigError::Toml { from: from.into(), source };
         let table: toml::Table = toml::from_str(text).map_err(toml)?;
         let table = toml::Value::Table(table);
-        finite(&table, "", from)?;
+        refuse_non_finite(&table, "", from)?;
         match serde_json::to_value(table) {
             Ok(Value::Object(values)) => Ok(Self { from: from.into(), values }),
             _ => unreachable!("a table of finite values is a JSON object"),
@@ -194,10 +195,10 @@ impl Layer {
         };
         let parsed = toml::from_str::<toml::Table>(&format!("value = {value}")).ok();
         let value = match parsed.and_then(|mut table| table.remove("value")) {
-            // No key is a date: what looks like one is a name.
+            // No key takes a date, so a value that looks like a date is a name.
             None | Some(toml::Value::Datetime(_)) => Value::from(value.trim()),
             Some(parsed) => {
-                finite(&parsed, &format!("{section}.{key}"), &from)?;
+                refuse_non_finite(&parsed, &format!("{section}.{key}"), &from)?;
                 serde_json::to_value(parsed).expect("a TOML value is plain data")
             }
         };
@@ -209,7 +210,7 @@ impl Layer {
         self.values.get(section).is_some_and(|values| values.get(key).is_some())
     }
 
-    /// The error that a key of this layer cannot be used, because it is `what`.
+    /// The error that a key of this layer cannot be used. Its text ends with "this is `what`".
     pub fn refused(&self, section: &str, key: &str, what: &str) -> RunConfigError {
         let value = self.values.get(section).and_then(|values| values.get(key));
         RunConfigError::Refused {
@@ -244,40 +245,45 @@ impl Layer {
 }
 
 /// The value of a key in the last layer that sets it.
-fn last<'a>(layers: &'a [Layer], section: &str, key: &str) -> Option<&'a Value> {
+fn last_value<'a>(layers: &'a [Layer], section: &str, key: &str) -> Option<&'a Value> {
     layers.iter().rev().find_map(|layer| layer.values.get(section)?.get(key))
 }
 
-/// The value of a key that is a name.
-fn name<'a>(layers: &'a [Layer], section: &str, key: &str, default: &'a str) -> Result<&'a str, RunConfigError> {
-    match last(layers, section, key) {
+/// The value of a key that takes a name.
+fn last_name<'a>(
+    layers: &'a [Layer],
+    section: &str,
+    key: &str,
+    default: &'a str,
+) -> Result<&'a str, RunConfigError> {
+    match last_value(layers, section, key) {
         None => Ok(default),
         Some(Value::String(name)) => Ok(name),
         Some(_) => {
-            let layer = layers.iter().rev().find(|layer| layer.has(section, key)).expect("it was found there");
+            let layer = layers.iter().rev().find(|layer| layer.has(section, key)).expect("a layer sets the key");
             Err(layer.refused(section, key, "a name: put it in quotes"))
         }
     }
 }
 
 /// Refuses infinities and NaN, which would become null in JSON, the form in which layers are merged.
-fn finite(value: &toml::Value, key: &str, from: &str) -> Result<(), RunConfigError> {
+fn refuse_non_finite(value: &toml::Value, key: &str, from: &str) -> Result<(), RunConfigError> {
     match value {
         toml::Value::Float(got) if !got.is_finite() => {
             Err(RunConfigError::NotFinite { from: from.into(), key: key.into(), got: *got })
         }
         toml::Value::Table(table) => table.iter().try_for_each(|(name, value)| {
             let separator = if key.is_empty() { "" } else { "." };
-            finite(value, &format!("{key}{separator}{name}"), from)
+            refuse_non_finite(value, &format!("{key}{separator}{name}"), from)
         }),
-        toml::Value::Array(values) => values.iter().try_for_each(|value| finite(value, key, from)),
+        toml::Value::Array(values) => values.iter().try_for_each(|value| refuse_non_finite(value, key, from)),
         _ => Ok(()),
     }
 }
 
 /// The sections of a configuration file.
 const SECTIONS: [&str; 3] = ["model", "task", "train"];
-/// Switches an option off, as TOML has no null.
+/// The value that switches an option off, because TOML has no null.
 const NONE: &str = "none";
 
 impl Draft {
@@ -297,17 +303,17 @@ impl Draft {
                 }
             }
         }
-        let task_name = name(layers, "task", "name", TASKS[0])?;
+        let task_name = last_name(layers, "task", "name", TASKS[0])?;
         let Some(task) = TaskConfig::preset(task_name) else {
             let hint = nearest(task_name, TASKS.iter().copied());
             return Err(RunConfigError::Name { what: "task", got: task_name.into(), hint });
         };
         let task = overlay("task", task, &["name"], layers)?;
         task.validate()?;
-        let train: TrainConfig = overlay("train", recipe(&task, layers), &[], layers)?;
+        let train: TrainConfig = overlay("train", task_recipe(&task, layers), &[], layers)?;
         train.validate()?;
-        let preset = name(layers, "model", "preset", "falcon-3a.3")?.to_string();
-        let size = name(layers, "model", "size", "tiny")?.to_string();
+        let preset = last_name(layers, "model", "preset", "falcon-3a.3")?.to_string();
+        let size = last_name(layers, "model", "size", "tiny")?.to_string();
         Ok(Self { preset, size, task, train, layers: layers.to_vec() })
     }
 
@@ -316,7 +322,7 @@ impl Draft {
     pub fn resumed(run: &Path, given: &[Layer]) -> Result<Self, RunConfigError> {
         let mut layers = vec![Layer::file(&run.join(RUN_FILE))?];
         for (section, key) in [("model", "preset"), ("model", "size"), ("task", "name")] {
-            let (there, here) = (last(&layers, section, key), last(given, section, key));
+            let (there, here) = (last_value(&layers, section, key), last_value(given, section, key));
             if let (Some(there), Some(here)) = (there, here)
                 && there != here
             {
@@ -330,7 +336,7 @@ impl Draft {
             }
         }
         let copy = run.join(TOKENIZER_FILE);
-        if last(&layers, "task", "tokenizer").is_some() && copy.is_file() {
+        if last_value(&layers, "task", "tokenizer").is_some() && copy.is_file() {
             layers.push(Layer::of("task", "tokenizer", copy.to_string_lossy().into_owned()));
         }
         layers.extend_from_slice(given);
@@ -340,7 +346,7 @@ impl Draft {
     /// Completes the configuration with a model for a vocabulary of `tokens` tokens.
     pub fn with_vocabulary(self, tokens: usize) -> Result<RunConfig, RunConfigError> {
         let Self { preset, size, task, train, layers } = self;
-        let model = base(&preset, &size, tokens, &layers)?;
+        let model = preset_model(&preset, &size, tokens, &layers)?;
         let model = overlay("model", model, &["preset", "size"], &layers)?;
         model.validate()?;
         let config = RunConfig { preset, size, model, task, train };
@@ -357,12 +363,12 @@ impl Draft {
 }
 
 impl RunConfig {
-    /// Merges layers, later ones over earlier ones and all over the presets that they name. No file is opened: where
-    /// the task has a tokenizer of its own, the size of the vocabulary must be among the keys, as it is in the file of
-    /// every run; for a new run, [`Draft`] has it from the tokenizer.
+    /// Merges layers, later ones over earlier ones and all over the presets that they name. No file is opened. If the
+    /// tokenizer is a file, the keys must therefore include `model.vocab_size`, as the configuration file of every run
+    /// does; for a new run, [`Draft`] takes it from the tokenizer.
     pub fn resolve(layers: &[Layer]) -> Result<Self, RunConfigError> {
         let draft = Draft::resolve(layers)?;
-        let given = || last(layers, "model", "vocab_size")?.as_u64().map(|tokens| tokens as usize);
+        let given = || last_value(layers, "model", "vocab_size")?.as_u64().map(|tokens| tokens as usize);
         let tokens = draft.task.vocab_size().or_else(given).ok_or(RunConfigError::NoVocabulary)?;
         draft.with_vocabulary(tokens)
     }
@@ -384,9 +390,13 @@ impl RunConfig {
 
     /// The configuration as a file, with every key.
     pub fn to_toml(&self) -> String {
-        let mut text =
-            format!("[model]\npreset = {:?}\nsize = {:?}\n{}", self.preset, self.size, keys(&self.model));
-        text += &format!("\n[task]\n{}\n[train]\n{}", keys(&self.task), keys(&self.train));
+        let mut text = format!(
+            "[model]\npreset = {:?}\nsize = {:?}\n{}",
+            self.preset,
+            self.size,
+            section_to_toml(&self.model)
+        );
+        text += &format!("\n[task]\n{}\n[train]\n{}", section_to_toml(&self.task), section_to_toml(&self.train));
         text
     }
 
@@ -418,20 +428,20 @@ pub(crate) fn differences(first: &str, second: &str) -> Result<Vec<(String, Stri
     Ok(differences)
 }
 
-/// The task's recipe, before single keys. A short run has a short warm-up unless a key says otherwise.
-fn recipe(task: &TaskConfig, layers: &[Layer]) -> TrainConfig {
+/// The default recipe of the task, before the keys of `[train]` are applied. A short run has a short warm-up.
+fn task_recipe(task: &TaskConfig, layers: &[Layer]) -> TrainConfig {
     let mut train = task.recipe();
-    if let Some(steps) = last(layers, "train", "steps").and_then(Value::as_u64) {
+    if let Some(steps) = last_value(layers, "train", "steps").and_then(Value::as_u64) {
         train.schedule.warmup = train.schedule.warmup.min(steps / 10);
     }
     train
 }
 
-/// The model of a preset and size, before single keys. If keys change its width or number of heads, the preset's
-/// proportions are kept.
-fn base(preset: &str, size: &str, tokens: usize, layers: &[Layer]) -> Result<ModelConfig, RunConfigError> {
+/// The model of a preset and size, before the keys of `[model]` are applied. If keys change the width or the number of
+/// heads, the dimensions of the heads keep the preset's proportions.
+fn preset_model(preset: &str, size: &str, tokens: usize, layers: &[Layer]) -> Result<ModelConfig, RunConfigError> {
     let mut model = ModelConfig::preset(preset, size, tokens)?;
-    let number = |key| last(layers, "model", key).and_then(Value::as_u64).map(|value| value as usize);
+    let number = |key| last_value(layers, "model", key).and_then(Value::as_u64).map(|value| value as usize);
     let (hidden, heads) = (number("hidden_size"), number("num_heads"));
     if (hidden.is_some() || heads.is_some()) && number("head_dim").is_none() {
         let (hidden, heads) = (hidden.unwrap_or(model.hidden_size), heads.unwrap_or(model.mixer.num_heads));
@@ -441,8 +451,8 @@ fn base(preset: &str, size: &str, tokens: usize, layers: &[Layer]) -> Result<Mod
     Ok(model)
 }
 
-/// Sets the keys of all layers one after the other, so that an error names the key. `names` are the keys that chose the
-/// preset, which are passed over.
+/// Sets the keys of all layers one after the other, so that an error names the key. Keys in `names`, which have already
+/// chosen the preset, are skipped.
 fn overlay<T: Serialize + DeserializeOwned>(
     section: &str,
     config: T,
@@ -463,13 +473,13 @@ fn overlay<T: Serialize + DeserializeOwned>(
                 let hint = nearest(key, known);
                 return Err(RunConfigError::Unknown { from, key: format!("{section}.{key}"), hint });
             }
-            let wanted = |value: Value| {
+            let with_value = |value: Value| {
                 let mut all = all.clone();
                 all.insert(key.clone(), value);
                 serde_json::from_value(Value::Object(all))
             };
-            let off = (value.as_str() == Some(NONE)).then(|| wanted(Value::Null).ok()).flatten();
-            config = match off.map_or_else(|| wanted(value.clone()), Ok) {
+            let off = (value.as_str() == Some(NONE)).then(|| with_value(Value::Null).ok()).flatten();
+            config = match off.map_or_else(|| with_value(value.clone()), Ok) {
                 Ok(config) => config,
                 Err(source) => {
                     let (key, value) = (format!("{section}.{key}"), value.to_string());
@@ -481,10 +491,10 @@ fn overlay<T: Serialize + DeserializeOwned>(
     Ok(config)
 }
 
-/// The keys of a section, in the order that its type declares them.
-fn keys<T: Serialize>(section: &T) -> String {
+/// The keys of a section as TOML, in the order in which its type declares them.
+fn section_to_toml<T: Serialize>(section: &T) -> String {
     let mut text = toml::to_string(section).expect("a configuration is plain data");
-    // TOML would begin a section for every table in a list; such lists are written as one line.
+    // `toml` would begin a new section for every table in a list, so lists of tables are written as one line instead.
     if let Some(at) = text.find("[[") {
         text.truncate(at);
         let all = toml::Table::try_from(section).expect("a configuration is plain data");
@@ -516,12 +526,12 @@ mod tests {
         RunConfig::resolve(&layers)
     }
 
-    fn said(text: &str, sets: &[&str]) -> String {
+    fn error_of(text: &str, sets: &[&str]) -> String {
         resolved(text, sets).unwrap_err().to_string()
     }
 
     #[test]
-    fn what_is_resolved_resolves_to_itself() {
+    fn a_written_configuration_resolves_to_itself() {
         for &preset in PRESETS {
             let config = resolved("", &[&format!("model.preset={preset}"), "train.lr=0.01"]).unwrap();
             let again = resolved(&config.to_toml(), &[]).unwrap();
@@ -539,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn later_layers_win_and_proportions_carry_over() {
+    fn later_layers_override_earlier_ones_and_proportions_are_kept() {
         let file = "[model]\npreset = \"transformer\"\n[train]\nlr = 1e-4\nsteps = 50\nwarmup = 5";
         let config = resolved(file, &["train.lr=3e-4", "model.hidden_size=64", "task.mixture=uniform"]).unwrap();
         assert_eq!((config.train.schedule.lr, config.train.schedule.steps), (3e-4, 50));
@@ -550,43 +560,43 @@ mod tests {
         let differences = config.differences(&off);
         let rope = differences.iter().find(|(key, ..)| key == "model.rope_theta").unwrap();
         assert_eq!((rope.1.as_str(), rope.2.as_str()), ("10000.0", "\"none\""));
-        // A short run has a short warm-up, unless told otherwise.
+        // A short run has a short warm-up, unless a key sets another.
         assert_eq!(resolved("", &["train.steps=50"]).unwrap().train.schedule.warmup, 5);
-        let long = said("", &["train.steps=50", "train.warmup=60"]);
+        let long = error_of("", &["train.steps=50", "train.warmup=60"]);
         assert_eq!(long, "train.warmup = 60 is longer than train.steps = 50; set it lower");
-        // An integer will do for a number.
+        // An integer is accepted where a number is expected.
         assert_eq!(resolved("[train]\nlr = 1", &[]).unwrap().train.schedule.lr, 1.0);
     }
 
     #[test]
-    fn wrong_keys_and_values_are_named() {
+    fn errors_name_wrong_keys_and_values() {
         assert_eq!(
-            said("[train]\nlearning = 1", &[]),
+            error_of("[train]\nlearning = 1", &[]),
             "run.toml: unknown key train.learning; known are accumulate, batch, beta1, beta2, clip, eps, eval_every, final_fraction, init_from, keep, lr, save_every, seed, spike, steps, warmup, weight_decay"
         );
         assert!(
-            said("", &["train.warmupp=3"])
+            error_of("", &["train.warmupp=3"])
                 .contains("--set train.warmupp=3: unknown key train.warmupp; did you mean \"warmup\"?")
         );
-        assert!(said("[trian]\nlr = 1", &[]).contains("did you mean \"train\"?"));
-        assert!(said("train = 3", &[]).contains("must be a section"));
-        assert!(said("", &["train.steps=many"]).contains("train.steps = \"many\": invalid type: string"));
-        assert!(said("", &["train.steps=-5"]).contains("train.steps = -5"));
-        assert!(said("", &["train.lr=-5"]).contains("train.lr must be above 0, got -5"));
-        assert!(said("", &["train.lr=nan"]).contains("train.lr = NaN is not a finite number"));
-        assert!(said("[train]\nlr = inf", &[]).contains("train.lr = inf is not a finite number"));
-        assert!(said("", &["model.size=340"]).contains("this is a name"));
-        assert!(said("", &["train.steps=9223372036854775808"]).contains("train.steps"));
-        assert!(said("", &["train.batch=9000000000"]).contains("train.batch must be from 1 to"));
-        assert!(said("", &["lr=-5"]).contains("section.key=value"));
-        assert!(said("", &["model.preset=falcon-4"]).contains("did you mean"));
-        assert!(said("", &["model.size=huge"]).contains("tiny"));
-        assert!(said("", &["task.name=adition"]).contains("did you mean \"addition\"?"));
-        assert!(said("", &["model.decay=lambada"]).contains("`lambda`"));
-        assert!(said("", &["model.vocab_size=99"]).contains("must be 14"));
-        assert!(said("", &["task.order=forward"]).contains("expected `all-reversed` or `sum-reversed`"));
-        assert!(said("", &["model.hidden_size=30"]).contains("multiple of num_heads = 4"));
-        assert!(said("[train\nlr = 1", &[]).contains("run.toml"));
-        assert!(said("", &["train.batch=0"]).contains("train.batch must be from 1 to"));
+        assert!(error_of("[trian]\nlr = 1", &[]).contains("did you mean \"train\"?"));
+        assert!(error_of("train = 3", &[]).contains("must be a section"));
+        assert!(error_of("", &["train.steps=many"]).contains("train.steps = \"many\": invalid type: string"));
+        assert!(error_of("", &["train.steps=-5"]).contains("train.steps = -5"));
+        assert!(error_of("", &["train.lr=-5"]).contains("train.lr must be above 0, got -5"));
+        assert!(error_of("", &["train.lr=nan"]).contains("train.lr = NaN is not a finite number"));
+        assert!(error_of("[train]\nlr = inf", &[]).contains("train.lr = inf is not a finite number"));
+        assert!(error_of("", &["model.size=340"]).contains("this is a name"));
+        assert!(error_of("", &["train.steps=9223372036854775808"]).contains("train.steps"));
+        assert!(error_of("", &["train.batch=9000000000"]).contains("train.batch must be from 1 to"));
+        assert!(error_of("", &["lr=-5"]).contains("section.key=value"));
+        assert!(error_of("", &["model.preset=falcon-4"]).contains("did you mean"));
+        assert!(error_of("", &["model.size=huge"]).contains("tiny"));
+        assert!(error_of("", &["task.name=adition"]).contains("did you mean \"addition\"?"));
+        assert!(error_of("", &["model.decay=lambada"]).contains("`lambda`"));
+        assert!(error_of("", &["model.vocab_size=99"]).contains("must be 14"));
+        assert!(error_of("", &["task.order=forward"]).contains("expected `all-reversed` or `sum-reversed`"));
+        assert!(error_of("", &["model.hidden_size=30"]).contains("multiple of num_heads = 4"));
+        assert!(error_of("[train\nlr = 1", &[]).contains("run.toml"));
+        assert!(error_of("", &["train.batch=0"]).contains("train.batch must be from 1 to"));
     }
 }

@@ -1,8 +1,8 @@
 //! Progress and cancellation of long work.
 //!
-//! Work that takes long is given a `&mut dyn `[`Monitor`]. It tells the monitor how far it is and asks it, several
-//! times a second, whether to stop. Work that was told to stop returns [`Cancelled`], usually as a variant of its own
-//! error.
+//! Functions that take long have a parameter `&mut dyn `[`Monitor`]. They report their progress to the monitor and
+//! check, several times a second, whether it has cancelled the work. A function whose work was cancelled returns
+//! [`Cancelled`], usually as a variant of its own error.
 
 use thiserror::Error;
 
@@ -23,11 +23,11 @@ use thiserror::Error;
 /// assert_eq!(add_up(&[1, 2, 3], &mut ()).unwrap(), 6);
 /// ```
 pub trait Monitor {
-    /// A part of the work begins; amounts that follow are of this part.
+    /// Called when a part of the work begins. The progress after it is that of this part.
     fn stage(&mut self, _name: &str) {}
 
-    /// So much of the work is done, of a total if that is known. The unit is that of the work: bytes, tokens,
-    /// questions.
+    /// Called with the amount of work done so far, and the total if it is known. The unit depends on the work: bytes,
+    /// tokens, questions.
     fn advance(&mut self, _done: usize, _total: Option<usize>) {}
 
     /// Whether the work should stop as soon as it can.
@@ -54,8 +54,8 @@ impl Monitor for () {}
 #[error("cancelled")]
 pub struct Cancelled;
 
-/// A monitor from a function that is given the amount done so far, every time that the work asks whether to continue.
-/// It returns whether to continue.
+/// A monitor from a function, which is called whenever the work checks whether it was cancelled. Its argument is the
+/// amount done so far; it returns whether to continue.
 ///
 /// ```
 /// use falcon_lm::monitor::{Monitor, from_fn};

@@ -9,7 +9,8 @@ use crate::scores::{Scores, Tally};
 /// The most tokens that a model reads in one call of an evaluation.
 pub(crate) const TOKENS: usize = 8192;
 
-/// Parameters times tokens of a call after which the work can be cancelled: a few tenths of a second on two cores.
+/// The largest product of parameters and tokens in one call, within which the work cannot be cancelled: a few tenths of
+/// a second on two cores.
 const WORK: usize = 1 << 34;
 /// The fewest tokens in a call: with fewer, reading the weights would take most of the time.
 const FEWEST: usize = 128;
@@ -65,13 +66,13 @@ pub(crate) fn predict(model: &Model, hidden: Tensor<2>, targets: &[Option<u32>])
     blocks.flatten().collect()
 }
 
-/// Logits `[tokens, vocabulary]` of fresh sequences.
+/// Logits `[tokens, vocabulary]` of a batch, each of whose sequences starts from an empty state.
 pub fn logits(model: &Model, batch: &Batch) -> Tensor<2> {
     let mut state = model.state(batch.sequences.count());
     model.run(&batch.tokens, &batch.sequences, &mut state)
 }
 
-/// Some rows of a matrix, in this order.
+/// The given rows of a matrix, in their order.
 pub fn select_rows(matrix: Tensor<2>, rows: &[usize]) -> Tensor<2> {
     let indices: Vec<i32> = rows.iter().map(|row| *row as i32).collect();
     let indices = Tensor::from_data(TensorData::new(indices, [rows.len()]), &matrix.device());
@@ -86,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_make_the_whole() {
+    fn scores_in_parts_equal_those_of_the_whole() {
         let model = ModelConfig::preset("falcon-1a.3", "tiny", 12).unwrap().init(0, &Device::flex()).unwrap();
         let sequence = |seed: usize, n: usize| {
             let token = |i: usize| (i * i + seed * i + seed) % 12;

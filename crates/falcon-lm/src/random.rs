@@ -43,8 +43,8 @@ mod tests {
 
     use super::*;
 
-    /// Recorded runs can only be repeated as long as these numbers stay. The first is the value that `rand` 0.10 tests
-    /// its `StdRng` with, which earlier versions of this crate used.
+    /// Recorded runs can only be repeated as long as this number stays the same. It is also the number that the tests
+    /// of `rand` 0.10 expect of `StdRng`, the generator of earlier versions of this crate.
     #[test]
     fn the_generator_has_not_changed() {
         let mut rng = rng(1 | 23 << 32, 456 | 7890 << 32);

@@ -33,17 +33,17 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Sums over the predictions for all targets of a batch, which are in the order of its tokens.
+    /// Sums over all targets of a batch. `predictions` has one entry per token, `None` for tokens without a target.
     pub fn of(batch: &Batch, predictions: &[Option<Prediction>]) -> Self {
         let mut total = Self::default();
         for window in batch.sequences.offsets().windows(2) {
-            let asked: Vec<_> = predictions[window[0]..window[1]].iter().flatten().collect();
-            let right = asked.iter().filter(|prediction| prediction.right).count();
+            let predicted: Vec<_> = predictions[window[0]..window[1]].iter().flatten().collect();
+            let right = predicted.iter().filter(|prediction| prediction.right).count();
             total += Self {
-                loss: asked.iter().map(|prediction| prediction.loss).sum(),
+                loss: predicted.iter().map(|prediction| prediction.loss).sum(),
                 right,
-                tokens: asked.len(),
-                exact: usize::from(right == asked.len()),
+                tokens: predicted.len(),
+                exact: usize::from(right == predicted.len()),
                 sequences: 1,
             };
         }
@@ -115,12 +115,14 @@ mod tests {
     #[test]
     fn scores_are_counted_by_token_and_by_sequence() {
         let batch = Batch::new([(vec![0; 3], vec![None, Some(1), Some(2)]), (vec![0; 2], vec![Some(3), Some(4)])]);
-        let said = |loss: f64, right| Some(Prediction { loss, right });
-        let tally =
-            Tally::of(&batch, &[None, said(1.0, true), said(2.0, true), said(3.0, true), said(6.0, false)]);
+        let prediction = |loss: f64, right| Some(Prediction { loss, right });
+        let tally = Tally::of(
+            &batch,
+            &[None, prediction(1.0, true), prediction(2.0, true), prediction(3.0, true), prediction(6.0, false)],
+        );
         let scores = tally.scores();
         assert_eq!((scores.loss, scores.accuracy, scores.exact), (3.0, 0.75, 0.5));
         assert_eq!((scores.tokens, scores.sequences), (4, 2));
-        assert_eq!(Tally::default().scores(), Scores::default(), "nothing is not NaN");
+        assert_eq!(Tally::default().scores(), Scores::default(), "the scores of no predictions are 0 and not NaN");
     }
 }

@@ -159,7 +159,7 @@ pub(crate) fn near_tokenizer(folder: &Path) -> Option<PathBuf> {
     real.ancestors().take(3).map(|folder| folder.join(TOKENIZER_FILE)).find(|path| path.is_file())
 }
 
-/// The part of a hash of weights that identifies them.
+/// The part of the SHA-256 of weights that identifies them in results.
 pub(crate) fn short(mut weights: String) -> String {
     weights.truncate(16);
     weights
@@ -171,10 +171,10 @@ mod tests {
 
     use super::*;
 
-    /// Names of folders need not be UTF-8, and a tokenizer that does not fit is named.
+    /// The name of the folder is not UTF-8. Every error about a tokenizer says which one does not fit the model.
     #[cfg(unix)]
     #[test]
-    fn models_are_opened_wherever_they_are() {
+    fn a_model_is_opened_with_its_own_tokenizer_only() {
         use std::os::unix::ffi::OsStrExt;
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
@@ -186,23 +186,23 @@ mod tests {
         let trained = open(None).unwrap();
         assert_eq!(trained.tokenizer, Tokenizer::bytes());
         assert_eq!(trained.weights, short(crate::train::sum(&folder.join(WEIGHTS_FILE)).unwrap()));
-        // One of the same size, but not the one that the model was trained with.
+        // A tokenizer of the same size, but not the one that the model was trained with.
         model.save_for(&folder, Some("0123456789abcdef")).unwrap();
-        let said = open(None).unwrap_err().to_string();
+        let error = open(None).unwrap_err().to_string();
         let fingerprint = Tokenizer::bytes().vocabulary_fingerprint();
-        assert!(said.contains(&fingerprint) && said.contains("trained with 0123456789abcdef"), "{said}");
+        assert!(error.contains(&fingerprint) && error.contains("trained with 0123456789abcdef"), "{error}");
         fs::write(folder.join(CONFIG_FILE), model.config().to_json()).unwrap();
         fs::write(folder.join("progress.json"), r#"{"task": {"tokenizer": "fedcba9876543210"}}"#).unwrap();
-        let said = open(None).unwrap_err().to_string();
-        assert!(said.contains("trained with fedcba9876543210"), "{said}");
+        let error = open(None).unwrap_err().to_string();
+        assert!(error.contains("trained with fedcba9876543210"), "{error}");
         model.save_for(&folder, Some(&fingerprint)).unwrap();
         assert!(open(None).is_ok());
         let other = root.path().join("other.json");
         Tokenizer::learn(260, ["one two ".repeat(9)].into_iter()).unwrap().save(&other).unwrap();
-        let said = open(other.to_str()).unwrap_err().to_string();
+        let error = open(other.to_str()).unwrap_err().to_string();
         assert!(
-            said.contains("other.json: the tokenizer has 260 tokens") && said.contains("made for 257"),
-            "{said}"
+            error.contains("other.json: the tokenizer has 260 tokens") && error.contains("made for 257"),
+            "{error}"
         );
     }
 }

@@ -109,7 +109,7 @@ impl Pretrained {
         let config =
             ModelConfig::from_json(&json).map_err(|source| TransferError::Model { path: file.clone(), source })?;
         let mut layers = vec![Layer::of("model", "preset", nearest_preset(&config))];
-        // A checkpoint belongs to a run, whose configuration names both.
+        // A checkpoint is within the folder of its run, whose configuration has the preset and the size.
         let run = folder.ancestors().take(3).map(|folder| folder.join(RUN_FILE)).find(|file| file.is_file());
         if let Some(run) = run.and_then(|file| Layer::file(&file).ok()) {
             layers.extend(["preset", "size"].into_iter().filter_map(|key| run.only("model", key)));
@@ -185,9 +185,9 @@ impl Pretrained {
             // Without tokenizers, the same number is taken for the same token if both vocabularies have the same size.
             (None, None) if old_rows == rows => (0..rows).map(Some).collect(),
             (Some(old), Some(new)) => {
-                let known: BTreeMap<String, usize> =
+                let old_ids: BTreeMap<String, usize> =
                     (0..old_rows).filter_map(|id| Some((old.token(id as u32)?, id))).collect();
-                (0..rows).map(|id| known.get(&new.token(id as u32)?).copied()).collect()
+                (0..rows).map(|id| old_ids.get(&new.token(id as u32)?).copied()).collect()
             }
             _ => vec![None; rows],
         }

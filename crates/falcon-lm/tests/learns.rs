@@ -1,4 +1,4 @@
-//! A whole run learns what it is taught: sums of up to three digits, in seconds.
+//! A complete run learns to add numbers of up to three digits within seconds.
 
 use falcon_lm::config::{Layer, RunConfig};
 use falcon_lm::monitor::Monitor;
@@ -41,5 +41,5 @@ fn a_micro_model_learns_to_add() {
     let mut watch = Validation(0.0);
     let mut trainer = Trainer::open(&config, folder.path(), &mut watch).unwrap();
     assert_eq!(trainer.run(&mut watch).unwrap(), Outcome::Finished);
-    assert!(watch.0 > 0.95, "{} of the digits are right", watch.0);
+    assert!(watch.0 > 0.95, "expected more than 0.95 of the digits to be right, got {}", watch.0);
 }

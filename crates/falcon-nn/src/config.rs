@@ -27,9 +27,10 @@ pub struct ModelConfig {
     /// Standard deviation of the initial embedding.
     pub initializer_range: f64,
     /// Standard deviation of the initial matrices inside the blocks.
-    #[serde(default = "before::matrix_init")]
+    #[serde(default = "earlier_defaults::matrix_init")]
     pub matrix_init: MatrixInit,
-    /// The hidden size at which all multipliers of [`crate::mup`] are 1. The model's own hidden size switches them off.
+    /// The hidden size at which all multipliers of [`crate::mup`] are 1. With the model's own hidden size, there is no
+    /// width scaling.
     pub mup_base_width: usize,
     /// The token mixer of every block.
     #[serde(flatten)]
@@ -39,8 +40,8 @@ pub struct ModelConfig {
 /// The configuration of a token mixer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MixerConfig {
-    /// The mechanism: softmax attention or a rule. The options below replace those of the rule; what they do not
-    /// cover, such as its objective, is the rule's own.
+    /// The mechanism: softmax attention or a rule. The options below replace those of the rule; whatever they do not
+    /// cover, such as the objective, is that of the rule.
     pub mixer: MixerKind,
     /// Number of value heads, each with its own memory.
     pub num_heads: usize,
@@ -76,13 +77,13 @@ pub struct MixerConfig {
     pub lambda_scale: f64,
     /// The initial `σ(b)` of the ridge, for the first and the last head; the logits of the heads between them are
     /// evenly spaced.
-    #[serde(default = "before::lambda_init")]
+    #[serde(default = "earlier_defaults::lambda_init")]
     pub lambda_init: [f64; 2],
     /// `ε` of the step size `β / (E + λ + ε)`.
-    #[serde(default = "before::step_eps")]
+    #[serde(default = "earlier_defaults::step_eps")]
     pub step_eps: f64,
-    /// `ε_γ`, the least carry `γ = 1 − ηλ` that a ridge leaves. With none, the carry has no lower bound.
-    #[serde(default = "before::gamma_floor")]
+    /// `ε_γ`, the least decay factor `γ = 1 − ηλ` that a ridge leaves. With none, the factor has no lower bound.
+    #[serde(default = "earlier_defaults::gamma_floor")]
     pub gamma_floor: Option<f64>,
     /// Normalisation of the output of the mechanism.
     pub output_norm: OutputNorm,
@@ -138,7 +139,7 @@ impl NamedRule {
 const SOFTMAX: &str = "softmax";
 
 impl MixerKind {
-    /// Whether it is attention over a cache: queries are scaled then, and options of memories do not apply.
+    /// Whether it is attention over a cache. Its queries are always scaled, and it has none of the options of a memory.
     pub(crate) fn attends(&self) -> bool {
         match self {
             Self::Softmax => true,
@@ -151,7 +152,7 @@ impl MixerKind {
         matches!(self, Self::Rule(named) if named.rule.columns == Columns::Each)
     }
 
-    /// Its own window, alignment and read, which hold unless a preset or a configuration replaces them.
+    /// The default window, alignment and read, which a preset or a configuration may replace.
     pub(crate) fn timing(&self) -> (usize, Align, Read) {
         match self {
             Self::Softmax => (1, Align::Same, Read::After),
@@ -213,7 +214,7 @@ pub enum Mechanism {
 pub(crate) struct StateSize {
     /// In the memory matrices of all heads.
     pub memory: usize,
-    /// Besides them: the last key and the pairs of an open window.
+    /// Besides these: the last key, and the pairs that the windows of the next tokens will need.
     pub rest: usize,
 }
 
@@ -235,7 +236,7 @@ impl Mechanism {
 }
 
 /// Defaults of keys that configurations of earlier versions do not have.
-mod before {
+mod earlier_defaults {
     use crate::options::MatrixInit;
 
     pub fn matrix_init() -> MatrixInit {
@@ -307,8 +308,8 @@ pub enum ConfigError {
 impl MixerConfig {
     /// `Ē`: the energy of a normalised key, or 1 if keys are not normalised. It is the largest energy that a
     /// normalised key can have, and the feature maps allowed with [`GainGate::Eta`] do not raise it. So with
-    /// `η ≤ 2 / (Ē (1 + λ̄))` and `λ = λ̄ E`, `η (E + λ) ≤ 2 E / Ē ≤ 2`: a step never overshoots by more than it
-    /// descends.
+    /// `η ≤ 2 / (Ē (1 + λ̄))` and `λ = λ̄ E`, `η (E + λ) ≤ 2 E / Ē ≤ 2`: a step does not raise the objective that it
+    /// descends, as long as `γ` is not clamped.
     pub fn nominal_energy(&self) -> f64 {
         match self.qk_norm {
             QkNorm::Rms => self.head_dim as f64,
@@ -333,7 +334,7 @@ impl MixerConfig {
         };
         let decay = match (self.decay, rule.decay) {
             (DecayGate::None, _) => Decay::None,
-            // Which kind of ridge is the rule's own.
+            // The rule determines the kind of its ridge.
             (DecayGate::Lambda, ridge @ (Decay::Ridge | Decay::ScaledRidge { .. })) => ridge,
             (DecayGate::Lambda, _) => Decay::ScaledRidge { detach: false },
             (DecayGate::Fixed | DecayGate::Lightning | DecayGate::Selective, _) => Decay::Gate,
@@ -392,9 +393,9 @@ impl MixerConfig {
         between("num_heads times head_v_dim", self.num_heads * self.head_v_dim, 1, WIDEST)?;
         between("conv_size", self.conv_size, 0, 1024)?;
         between("window", self.window, 1, LONGEST_WINDOW)?;
-        let number = |name, value: f64, good: bool, range: &str| {
+        let number = |name, value: f64, valid: bool, range: &str| {
             let error = || ConfigError::Number { name, range: range.into(), got: value.to_string() };
-            if good && (value as f32).is_finite() { Ok(()) } else { Err(error()) }
+            if valid && (value as f32).is_finite() { Ok(()) } else { Err(error()) }
         };
         number("lambda_scale", self.lambda_scale, self.lambda_scale >= 0.0, "0 or more")?;
         for share in self.lambda_init {

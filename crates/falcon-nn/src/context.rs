@@ -1,15 +1,15 @@
-//! What every layer of a model is handed with its input.
+//! What every layer of a model receives besides its input.
 
 use crate::ops::Engine;
 use crate::probe::Probe;
 use crate::rotary::Rotary;
 use crate::sequences::Sequences;
 
-/// One call, as all its layers see it.
+/// What all layers share in one call.
 pub(crate) struct Context<'a, 'p> {
-    /// How the layers compute.
+    /// The engine that the layers compute with.
     pub engine: Engine,
-    /// How the tokens fall into sequences.
+    /// How the tokens are divided into sequences.
     pub sequences: &'a Sequences,
     /// Rotary positions of the tokens, if the model has them.
     pub rotary: Option<Rotary>,

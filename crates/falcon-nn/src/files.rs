@@ -28,7 +28,7 @@ pub const CONFIG_FILE: &str = "config.json";
 const LARGEST_CONFIG: u64 = 1 << 24;
 /// The largest header of a safetensors file; the library has the same limit.
 const LARGEST_HEADER: u64 = 100_000_000;
-/// Name of the output matrix, which a file may hold even if the embedding serves as such.
+/// Name of the output matrix, which a file may hold even if the embedding serves as the output matrix.
 const OUTPUT: &str = "lm_head.weight";
 /// Name of the embedding.
 const EMBEDDING: &str = "model.embeddings.weight";
@@ -60,8 +60,8 @@ impl Model {
         Self::load_checked(folder, device, |_, _| Ok(()))
     }
 
-    /// Like [`Model::load`], and shows `check` the bytes of every file before they are used: a caller compares
-    /// checksums without reading a file twice.
+    /// Like [`Model::load`], and passes the bytes of every file to `check` before they are used, so that a caller can
+    /// compare checksums without reading a file twice.
     pub fn load_checked<E: From<FileError>>(
         folder: &Path,
         device: &Device,
@@ -73,7 +73,7 @@ impl Model {
         let config =
             ModelConfig::from_json(&json).map_err(|source| FileError::Config { path: path.clone(), source })?;
         let shards = shards(folder)?;
-        // Before memory is allocated for the model that the configuration describes.
+        // The sizes of the files are checked before memory is allocated for the model that the configuration describes.
         let mut bytes = 0;
         for Shard { path, .. } in &shards {
             bytes += std::fs::metadata(path).at(path).map_err(FileError::from)?.len();
@@ -129,15 +129,15 @@ impl<'m> Loading<'m> {
     ) -> Result<(), E> {
         let Shard { path, tensors: listed } = shard;
         // Four bytes for each number, and as much again for optional tensors.
-        let most = 8 * self.config.parameter_count() as u64 + LARGEST_HEADER;
-        let bytes = files::read_file(path, most).map_err(FileError::from)?;
+        let limit = 8 * self.config.parameter_count() as u64 + LARGEST_HEADER;
+        let bytes = files::read_file(path, limit).map_err(FileError::from)?;
         check(path, &bytes)?;
         let file = arrays::open(&bytes, path)?;
         let tensors = file.tensors();
         if let Some(listed) = listed {
             let wrong = |what: String| FileError::Index { path: path.with_file_name(INDEX_FILE), what };
             let file = path.file_name().unwrap_or_default().to_string_lossy();
-            if let Some(name) = listed.iter().find(|name| !tensors.iter().any(|(there, _)| there == *name)) {
+            if let Some(name) = listed.iter().find(|name| !tensors.iter().any(|(present, _)| present == *name)) {
                 return Err(wrong(format!("tensor {name:?} should be in {file:?}, which does not have it")).into());
             }
             if let Some((name, _)) = tensors.iter().find(|(name, _)| !listed.contains(name)) {

@@ -12,7 +12,7 @@ use crate::options::MatrixInit;
 
 /// Makes the parameters of a layer or a model.
 pub struct Init {
-    /// None if all numbers will be replaced anyway.
+    /// None if all numbers will be replaced by those of a file.
     rng: Option<ChaCha12Rng>,
     device: Device,
     engine: Engine,
@@ -58,7 +58,7 @@ impl Init {
     }
 
     /// The parameters that follow belong to layer `layer` of `layers`, counted from 0.
-    pub(crate) fn at(&mut self, layer: usize, layers: usize) {
+    pub(crate) fn enter_layer(&mut self, layer: usize, layers: usize) {
         self.place = (layer, layers);
     }
 
@@ -159,7 +159,8 @@ mod tests {
         for (wanted, fastest) in [(kernels, kernels), (tensors, kernels), (tensors, tensors)] {
             assert_eq!(check(wanted, fastest).unwrap(), wanted);
         }
-        let said = check(kernels, tensors).unwrap_err().to_string();
-        assert!(said.starts_with("Engine::Kernels needs Burn's CPU backend") && said.ends_with("Engine::Tensors"));
+        let message = check(kernels, tensors).unwrap_err().to_string();
+        assert!(message.starts_with("Engine::Kernels needs Burn's CPU backend"), "{message}");
+        assert!(message.ends_with("Engine::Tensors"), "{message}");
     }
 }

@@ -74,8 +74,8 @@ impl ShortConv {
         Self { weight, activation }
     }
 
-    /// Filters `[tokens, channels]`. `before` holds the last tokens before these, `[sequences, taps − 1, channels]`;
-    /// the same is returned for the next call. With one tap there is nothing to keep.
+    /// Filters `[tokens, channels]`. `before` holds the last `taps − 1` tokens of each sequence before this call,
+    /// `[sequences, taps − 1, channels]`; those before the next call are returned. With one tap there are none.
     pub(crate) fn forward(
         &self,
         x: Tensor<2>,
@@ -106,7 +106,7 @@ impl ShortConv {
         (y, after)
     }
 
-    /// `[batch · time, channels]` appended to the tokens before, `[batch, taps − 1 + time, channels]`.
+    /// Appends `[batch · time, channels]` to the tokens before the call: `[batch, taps − 1 + time, channels]`.
     fn joined(&self, x: Tensor<2>, batch: usize, before: Option<Tensor<3>>) -> Tensor<3> {
         let [channels, _, taps] = self.weight.dims();
         let [tokens, _] = x.dims();
@@ -119,7 +119,7 @@ impl ShortConv {
     }
 
     /// The last `taps − 1` tokens of each sequence, `[sequences, taps − 1, channels]`, if there is more than one tap.
-    /// Always a copy: a view would keep all tokens of the call in memory until the next one.
+    /// Always a copy: a view would keep all tokens of the call in memory until the next call.
     fn after(&self, x: Tensor<2>, sequences: &Sequences, before: Option<Tensor<3>>) -> Option<Tensor<3>> {
         let [channels, _, taps] = self.weight.dims();
         let (count, kept) = (sequences.count(), taps - 1);
@@ -146,7 +146,7 @@ impl ShortConv {
         })
     }
 
-    /// `[batch, taps − 1 + time, channels]` to `[batch · time, channels]`.
+    /// The convolution in tensor operations, from `[batch, taps − 1 + time, channels]` to `[batch · time, channels]`.
     fn batch(&self, x: Tensor<3>) -> Tensor<2> {
         let [channels, _, taps] = self.weight.dims();
         let [batch, length, _] = x.dims();
@@ -178,7 +178,7 @@ impl SwiGlu {
         }
     }
 
-    /// The branch of the residual stream, `x + mlp(norm(x))`.
+    /// The residual branch `x + mlp(norm(x))`.
     pub(crate) fn branch(&self, x: Tensor<2>, norm: &RmsNorm, context: &Context<'_, '_>) -> Tensor<2> {
         let [gate, up, down] = [&self.gate_proj, &self.up_proj, &self.down_proj].map(|linear| linear.weight.val());
         match context.engine {
@@ -235,7 +235,7 @@ mod tests {
         }
     }
 
-    /// What is kept for the next call is a copy of a few rows, not a view that keeps all tokens in memory.
+    /// The state for the next call is a copy of a few rows, not a view that keeps all tokens in memory.
     #[test]
     fn the_state_is_not_a_view() {
         let device = Device::flex();

@@ -15,7 +15,7 @@ use crate::ops::linear::linear;
 use crate::probe::Probe;
 use crate::sequences::Sequences;
 
-/// Pre-norm blocks between an embedding and an output matrix, which may be the same.
+/// Pre-norm blocks between an embedding and an output matrix, which may be one and the same matrix.
 #[derive(Module, Debug)]
 pub struct Model {
     embeddings: Embedding,
@@ -109,7 +109,7 @@ impl Model {
         let embeddings = Embedding { weight: init.normal([vocabulary, hidden], config.initializer_range) };
         let count = config.num_hidden_layers;
         let block = |layer| {
-            init.at(layer, count);
+            init.enter_layer(layer, count);
             Block::new(config, init)
         };
         let layers: Result<Vec<_>, _> = (0..count).map(block).collect();

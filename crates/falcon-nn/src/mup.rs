@@ -8,8 +8,8 @@
 //! | embedding, and the output matrix | constant | 1 |
 //! | norms, convolutions, biases | constant | 1 |
 //!
-//! Logits are multiplied by `1 / m`. Wider models have more heads, not wider ones, so that the scale of attention
-//! stays. The initial deviations need no option: they are the usual ones.
+//! Logits are multiplied by `1 / m`. Wider models have more heads, not wider ones, so that the scale of attention does
+//! not change. The initial deviations need no option, because they are those that models have without width scaling.
 
 use crate::config::ModelConfig;
 

@@ -1,4 +1,4 @@
-//! Parameters by the names that checkpoints have.
+//! The parameters of a model by their names in checkpoints, and the numbers of parameters and of state.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Gradients, Tensor, TensorData};
@@ -68,9 +68,10 @@ impl Model {
     ///
     /// If `update` changes the length of a parameter. A panic within `update` leaves a model without values.
     pub fn update_parameters(&mut self, update: impl FnOnce(&mut [Vec<f32>])) {
-        // With an empty model in its place, nothing shares the values that are moved out and back.
+        // While an empty model takes the place of this one, nothing else holds its values, and they can be moved out
+        // and back without copies.
         let empty = self.clone().map(&mut Empty);
-        let mut taken = Taken::default();
+        let mut taken = TakeValues::default();
         let empty_again = std::mem::replace(self, empty).map(&mut taken);
         update(&mut taken.values);
         *self = empty_again.map(&mut PutBack(taken.values.into_iter().zip(taken.places)));
@@ -92,7 +93,7 @@ impl Model {
     }
 }
 
-/// The values of a parameter, fetched only if asked for.
+/// The values of a parameter, which are copied only by [`Values::to_vec`].
 pub struct Values<'a> {
     /// Its shape.
     pub shape: Vec<usize>,
@@ -100,7 +101,7 @@ pub struct Values<'a> {
 }
 
 impl Values<'_> {
-    /// Row-major.
+    /// A copy of the values, row-major.
     pub fn to_vec(&self) -> Vec<f32> {
         self.tensor.values()
     }
@@ -132,17 +133,17 @@ fn into_vec<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_into_vec().expect("parameters are f32")
 }
 
-/// Where in the module tree one is.
+/// The names of the modules from the root of the tree down to the current one.
 #[derive(Default)]
 struct Stack(Vec<String>);
 
-/// Parts of the mixer that have a file of their own here, but no name in a checkpoint.
+/// Modules of the mixer that do not occur in the names of checkpoints.
 const UNNAMED: [&str; 3] = ["project", "gate", "output"];
 
 impl Stack {
     fn name(&self) -> String {
         let named = self.0.iter().map(String::as_str).filter(|part| !UNNAMED.contains(part));
-        // As state-space models spell theirs.
+        // The spelling of these names in checkpoints of state-space models.
         let named = named.map(|part| match part {
             "a_log" => "A_log",
             "d" => "D",
@@ -183,20 +184,20 @@ impl ModuleMapper for Empty {
     }
 }
 
-/// What [`Taken`] remembers of a parameter: its shape and whether it is trained.
+/// The shape of a parameter whose values [`TakeValues`] has moved out, and whether it is trained.
 struct Place {
     shape: Vec<usize>,
     trained: bool,
 }
 
-/// Takes the values out of all parameters and leaves empty tensors behind.
+/// Moves the values out of all parameters and puts empty tensors in their place.
 #[derive(Default)]
-struct Taken {
+struct TakeValues {
     values: Vec<Vec<f32>>,
     places: Vec<Place>,
 }
 
-impl ModuleMapper for Taken {
+impl ModuleMapper for TakeValues {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, tensor, mapper) = param.consume();
         self.places.push(Place { shape: tensor.dims().to_vec(), trained: tensor.is_require_grad() });
@@ -206,14 +207,18 @@ impl ModuleMapper for Taken {
     }
 }
 
-/// Puts values back where [`Taken`] found them.
+/// Puts values back into the parameters that [`TakeValues`] has moved them out of.
 struct PutBack<I>(I);
 
 impl<I: Iterator<Item = (Vec<f32>, Place)>> ModuleMapper for PutBack<I> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, empty, mapper) = param.consume();
         let (values, Place { shape, trained }) = self.0.next().expect("as many as were taken");
-        assert_eq!(values.len(), shape.iter().product::<usize>(), "values, and values of the parameter");
+        assert_eq!(
+            values.len(),
+            shape.iter().product::<usize>(),
+            "the number of values of a parameter must not change"
+        );
         let tensor = Tensor::from_data(TensorData::new(values, shape), &empty.device());
         Param::from_mapped_value(id, if trained { tensor.require_grad() } else { tensor }, mapper)
     }
@@ -249,7 +254,7 @@ impl MixerConfig {
     }
 
     /// All numbers that a layer keeps of one sequence: memory, last key, tails of the window and of the
-    /// convolutions. None if they grow with the sequence, as the cache of softmax attention does.
+    /// convolutions. None if their number grows with the sequence, as in the cache of softmax attention.
     pub fn state_size(&self) -> Option<usize> {
         let StateSize { memory, rest } = self.fixed_state()?;
         let (keys, values) = (self.num_key_heads * self.head_dim, self.num_heads * self.head_v_dim);
@@ -272,7 +277,7 @@ impl ModelConfig {
         outputs * self.vocab_size * d + self.num_hidden_layers * layer + d
     }
 
-    /// All numbers that a model keeps of one sequence; none if they grow with it, as a Transformer's do.
+    /// All numbers that a model keeps of one sequence. None if their number grows with the sequence.
     pub fn state_size(&self) -> Option<usize> {
         Some(self.num_hidden_layers * self.mixer.state_size()?)
     }

@@ -78,8 +78,8 @@ option! {
     DecayGate {
         /// No decay.
         None,
-        /// A ridge `λ_scale σ(w·h + b)`. It is `λ̄`, in units of the energy, or `λ` itself for rules that take it so,
-        /// such as `online-ridge`.
+        /// A ridge `λ_scale σ(w·h + b)`. It is `λ̄`, in units of the energy, or `λ` itself for rules whose ridge is
+        /// absolute, such as `online-ridge`.
         Lambda,
         /// `γ = 1 − 2^(−5−i)` for head `i`, as in RetNet.
         Fixed,

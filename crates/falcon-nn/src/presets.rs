@@ -43,7 +43,7 @@ struct Dimensions {
     /// the models it is compared with.
     transformer: Option<usize>,
     /// Number of layers of a model without SwiGLU.
-    alone: usize,
+    layers_without_swiglu: usize,
 }
 
 fn size(name: &str) -> Result<Dimensions, ConfigError> {
@@ -56,13 +56,13 @@ fn size(name: &str) -> Result<Dimensions, ConfigError> {
         head_dim: 32,
         intermediate: 320,
         transformer: None,
-        alone: 6,
+        layers_without_swiglu: 6,
     };
     Ok(match name {
-        "micro" => Dimensions { layers: 2, alone: 3, ..tiny },
+        "micro" => Dimensions { layers: 2, layers_without_swiglu: 3, ..tiny },
         "tiny" => tiny,
         // Addition of many digits needs several heads that are not narrow.
-        "tiny-wide" => Dimensions { head_dim: 64, intermediate: 336, alone: 9, ..tiny },
+        "tiny-wide" => Dimensions { head_dim: 64, intermediate: 336, layers_without_swiglu: 9, ..tiny },
         "small" => Dimensions {
             hidden: 320,
             layers: 8,
@@ -70,7 +70,7 @@ fn size(name: &str) -> Result<Dimensions, ConfigError> {
             head_dim: 64,
             intermediate: 864,
             transformer: None,
-            alone: 15,
+            layers_without_swiglu: 15,
         },
         "130m" => Dimensions {
             hidden: 768,
@@ -79,7 +79,7 @@ fn size(name: &str) -> Result<Dimensions, ConfigError> {
             head_dim: 128,
             intermediate: 2048,
             transformer: Some(2048),
-            alone: 24,
+            layers_without_swiglu: 24,
         },
         "340m" => Dimensions {
             hidden: 1024,
@@ -88,7 +88,7 @@ fn size(name: &str) -> Result<Dimensions, ConfigError> {
             head_dim: 128,
             intermediate: 2730,
             transformer: Some(2730),
-            alone: 50,
+            layers_without_swiglu: 50,
         },
         _ => {
             let known = nearest(name, SIZES.iter().copied());
@@ -152,8 +152,8 @@ impl MixerConfig {
             }
         };
         let rule = |name: &str| base(name.parse().expect("presets name rules that exist"));
-        // The authors' block: SiLU after the convolution, a context-conditioned ridge, a gate on the output. The digit
-        // after the dot tells how keys and step size are normalised.
+        // The authors' block: SiLU after the convolution, a ridge computed from the context, a gate on the output. The
+        // digit after the dot stands for the normalisation of keys and step size.
         let falcon = |name: &str, qk_norm, gain| Self {
             conv_activation: Activation::Silu,
             qk_norm,
@@ -163,7 +163,7 @@ impl MixerConfig {
             ..rule(name)
         };
         // Mamba-2's block: a mixer twice as wide as the residual stream, and no SwiGLU.
-        let alone = |name: &str| Self {
+        let mamba_block = |name: &str| Self {
             num_heads: 2 * hidden / 64.min(2 * hidden),
             num_key_heads: 1,
             head_dim: 128.min(hidden),
@@ -229,16 +229,16 @@ impl MixerConfig {
                 qk_norm: QkNorm::None,
                 gain: GainGate::Delta,
                 decay: DecayGate::Selective,
-                ..alone("mamba-2")
+                ..mamba_block("mamba-2")
             },
-            // Ours: the rule and the gates of Falcon-1A.1 in Mamba-2's block, with ridges spread over the heads. It has
-            // half as many layers again, for the parameters that the SwiGLU would have.
+            // Ours: the rule and the gates of Falcon-1A.1 in Mamba-2's block, with different initial ridges in its
+            // heads. In place of the SwiGLU it has more layers.
             "falcon-1a-deep" => Self {
                 qk_norm: QkNorm::L2,
                 gain: GainGate::Beta,
                 decay: DecayGate::Lambda,
                 lambda_init: [0.0067, 0.119],
-                ..alone("falcon-1a")
+                ..mamba_block("falcon-1a")
             },
             // Yang et al.: SiLU after the convolution, keys of length 1.
             "deltanet" => Self {
@@ -274,7 +274,7 @@ fn stands_alone(preset: &str) -> bool {
     matches!(preset, "mamba2" | "falcon-1a-deep")
 }
 
-/// SwiGLU widths that make up for the parameters of a mixer are changed in steps of this size.
+/// Where the width of the SwiGLU compensates for the parameters of a mixer, it changes in steps of this size.
 const STEP: f64 = 8.0;
 
 impl ModelConfig {
@@ -284,7 +284,7 @@ impl ModelConfig {
         let size = size(size_name)?;
         let (base, other) = name.split_once('@').map_or((name, None), |(base, other)| (base, Some(other)));
         let mut mixer = MixerConfig::with_heads(base, size.hidden, size.heads, size.head_dim)?;
-        let layers = if stands_alone(base) { size.alone } else { size.layers };
+        let layers = if stands_alone(base) { size.layers_without_swiglu } else { size.layers };
         if let Some(other) = other {
             let other = Self::preset(other, size_name, vocab_size)?;
             mixer.match_memory(&other.mixer, other.num_hidden_layers as f64 / layers as f64)?;
@@ -318,7 +318,7 @@ impl ModelConfig {
 
 impl MixerConfig {
     /// Makes keys narrower or wider until the memory has `share` times as many numbers as that of `other`, as nearly
-    /// as whole even widths allow.
+    /// as even widths allow.
     fn match_memory(&mut self, other: &Self, share: f64) -> Result<(), ConfigError> {
         for (preset, config) in [("NAME", &*self), ("OTHER", other)] {
             if config.mixer.attends() {
@@ -351,13 +351,13 @@ mod tests {
                 assert!((least..=most).contains(&ratio), "{size} {name}: {ratio:.3} of {falcon}");
             }
         }
-        let authors = |name| ModelConfig::preset(name, "130m", 50257).unwrap().parameter_count();
-        assert_eq!(authors("transformer") / 100_000, 1235, "123.5M");
-        assert_eq!(authors("falcon-1a.3") / 100_000, 1308, "130.6M, and what convolutions and gates have");
+        let parameters = |name| ModelConfig::preset(name, "130m", 50257).unwrap().parameter_count();
+        assert_eq!(parameters("transformer") / 100_000, 1235, "123.5M");
+        assert_eq!(parameters("falcon-1a.3") / 100_000, 1308, "130.6M, and what convolutions and gates have");
     }
 
     #[test]
-    fn memories_are_matched_by_name() {
+    fn name_at_other_has_as_much_memory_as_other() {
         let memory = |name: &str| {
             let config = ModelConfig::preset(name, "tiny", 256).unwrap();
             config.num_hidden_layers * config.mixer.memory_size()
@@ -369,9 +369,9 @@ mod tests {
             assert!((0.93..=1.07).contains(&ratio), "{name}: {ratio}");
         }
         assert!(memory("mamba2") > 10 * falcon);
-        let said = |name: &str| ModelConfig::preset(name, "tiny", 256).unwrap_err().to_string();
-        assert!(said("transformer@retnet").contains("that of NAME grows"), "{}", said("transformer@retnet"));
-        assert!(said("retnet@transformer").contains("that of OTHER grows"));
-        assert!(said("retnet@mamba").contains("did you mean \"mamba2\"?"), "{}", said("retnet@mamba"));
+        let refusal = |name: &str| ModelConfig::preset(name, "tiny", 256).unwrap_err().to_string();
+        assert!(refusal("transformer@retnet").contains("that of NAME grows"), "{}", refusal("transformer@retnet"));
+        assert!(refusal("retnet@transformer").contains("that of OTHER grows"));
+        assert!(refusal("retnet@mamba").contains("did you mean \"mamba2\"?"), "{}", refusal("retnet@mamba"));
     }
 }

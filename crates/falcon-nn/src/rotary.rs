@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::ops::Engine;
-use crate::ops::turn::{Angles, turn};
+use crate::ops::turn::{Angles, rotate};
 use crate::sequences::Sequences;
 
 /// Cosines and sines for the tokens of one call, shared by all layers.
@@ -18,7 +18,7 @@ pub(crate) enum Rotary {
 }
 
 impl Rotary {
-    /// The rotations of sequences that have had `start` tokens each before this call.
+    /// The rotations for the tokens of a call. `start` is the number of tokens that each sequence had before the call.
     pub fn new(
         theta: f64,
         dim: usize,
@@ -44,17 +44,17 @@ impl Rotary {
     }
 
     /// Rotates `[tokens, heads, dim]`, feature `i` together with feature `i + dim / 2`, and multiplies by `scale`.
-    pub fn turn(&self, x: Tensor<3>, scale: f64) -> Tensor<3> {
+    pub fn rotate(&self, x: Tensor<3>, scale: f64) -> Tensor<3> {
         let (cos, sin) = match self {
-            Self::Kernels(angles) => return turn(x, angles.clone(), scale),
+            Self::Kernels(angles) => return rotate(x, angles.clone(), scale),
             Self::Tensors(tensors) => (tensors[0].clone(), tensors[1].clone()),
         };
         let [tokens, heads, dim] = x.dims();
         let half = dim / 2;
         let [a, b] = [0, half].map(|start| x.clone().slice([0..tokens, 0..heads, start..start + half]));
-        let turned = [a.clone() * cos.clone() - b.clone() * sin.clone(), b * cos + a * sin];
-        let turned = Tensor::cat(turned.to_vec(), 2);
-        if scale == 1.0 { turned } else { turned.mul_scalar(scale) }
+        let rotated = [a.clone() * cos.clone() - b.clone() * sin.clone(), b * cos + a * sin];
+        let rotated = Tensor::cat(rotated.to_vec(), 2);
+        if scale == 1.0 { rotated } else { rotated.mul_scalar(scale) }
     }
 }
 
@@ -68,17 +68,17 @@ mod tests {
         let (theta, time, dim) = (100.0, 9, 4);
         let device = Device::flex();
         // One feature of every token, rotated.
-        let turned = |engine, start: usize, feature: usize| -> Vec<f32> {
+        let rotated = |engine, start: usize, feature: usize| -> Vec<f32> {
             let rotary = Rotary::new(theta, dim, &Sequences::uniform(1, time), &[start], engine, &device);
             let data = (0..time * dim).map(|i| if i % dim == feature { 1.0f32 } else { 0.0 }).collect();
             let x = Tensor::from_data(TensorData::new(data, [time, 1, dim]), &device);
-            rotary.turn(x, 1.0).into_data().try_into_vec().unwrap()
+            rotary.rotate(x, 1.0).into_data().try_into_vec().unwrap()
         };
         for (engine, start) in [Engine::Kernels, Engine::Tensors]
             .into_iter()
             .flat_map(|engine| [0, 1000].map(|start| (engine, start)))
         {
-            let features: Vec<_> = (0..dim).map(|feature| turned(engine, start, feature)).collect();
+            let features: Vec<_> = (0..dim).map(|feature| rotated(engine, start, feature)).collect();
             for (t, s) in (0..time).flat_map(|t| (0..time).map(move |s| (t, s))) {
                 let score = |q: usize, k: usize| -> f64 {
                     let (q, k) = (&features[q][t * dim..][..dim], &features[k][s * dim..][..dim]);
@@ -92,7 +92,7 @@ mod tests {
                     {
                         assert!((got - expected).abs() < 1e-6, "{engine:?}, {t} and {s}: {got}, not {expected}");
                     }
-                    assert_eq!(score(a, 1 - i), 0.0, "pairs do not meet");
+                    assert_eq!(score(a, 1 - i), 0.0, "features of different pairs are not mixed");
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Models and states on disk: what is saved can be loaded; damaged files and files of other things are refused.
+//! Models and states on disk: what is saved can be loaded; damaged files and files of another kind are refused.
 
 mod common;
 
@@ -33,7 +33,7 @@ fn damaged_checkpoints_are_refused() {
     model.save(folder.path()).unwrap();
     let weights = folder.path().join(falcon_nn::WEIGHTS_FILE);
     let whole = std::fs::read(&weights).unwrap();
-    let load = || said(Model::load(folder.path(), &device));
+    let load = || refusal(Model::load(folder.path(), &device));
 
     std::fs::write(&weights, &whole[..whole.len() - 7]).unwrap();
     // Tensors lie in the order of their names.
@@ -72,17 +72,17 @@ fn damaged_checkpoints_are_refused() {
     std::fs::write(&config_file, json.replace("falcon_fwa", "llama")).unwrap();
     assert!(load().contains("model_type is \"llama\"") && load().contains("only \"falcon_fwa\""), "{}", load());
     std::fs::write(&config_file, json.replace("\"hidden_size\"", "\"use_cache\": true, \"hidden_size\"")).unwrap();
-    assert!(Model::load(folder.path(), &device).is_ok(), "keys of other programs");
+    assert!(Model::load(folder.path(), &device).is_ok(), "keys of other programs must be ignored");
     std::fs::write(&weights, replace(&whole, b"\"F32\"", b"\"I32\"")).unwrap();
     assert!(load().contains("only F32, F16 and BF16 can be read"), "{}", load());
     std::fs::remove_file(&weights).unwrap();
     assert!(load().contains("model.safetensors"), "{}", load());
-    assert!(said(Model::load(Path::new("/nonexistent"), &device)).contains("/nonexistent"));
+    assert!(refusal(Model::load(Path::new("/nonexistent"), &device)).contains("/nonexistent"));
 }
 
 /// Weights as other programs write them: in shards, as 16-bit floats, with copies.
 #[test]
-fn weights_of_other_programs_are_read_or_refused_by_reason() {
+fn weights_of_other_programs_are_read_or_refused_with_a_reason() {
     use safetensors::Dtype;
     let device = Device::flex();
     let folder = tempfile::tempdir().unwrap();
@@ -105,19 +105,19 @@ fn weights_of_other_programs_are_read_or_refused_by_reason() {
     more.insert(rotary.into(), (vec![dim / 2], frequencies.clone()));
     falcon_nn::write_arrays(&weights, &more).unwrap();
     assert_eq!(numbers(load().unwrap().forward(ids())), expected);
-    let said_with = |name: &str, numbers: Vec<f32>| {
+    let refusal_with = |name: &str, numbers: Vec<f32>| {
         let mut wrong = more.clone();
         wrong.insert(name.into(), (vec![numbers.len()], numbers));
         falcon_nn::write_arrays(&weights, &wrong).unwrap();
-        said(load())
+        refusal(load())
     };
-    let message = said_with("lm_head.weight", embedding.1.iter().map(|x| x + 1.0).collect());
+    let message = refusal_with("lm_head.weight", embedding.1.iter().map(|x| x + 1.0).collect());
     assert!(message.contains("it must equal model.embeddings.weight"), "{message}");
-    let message = said_with(rotary, frequencies.iter().map(|x| x * 2.0).collect());
+    let message = refusal_with(rotary, frequencies.iter().map(|x| x * 2.0).collect());
     assert!(message.contains("inv_freq") && message.contains("rope_theta"), "{message}");
-    let message = said_with("model.layers.0.attn.bias", vec![0.0]);
+    let message = refusal_with("model.layers.0.attn.bias", vec![0.0]);
     assert!(message.contains("\"model.layers.0.attn.bias\" belongs to no part"), "{message}");
-    let message = said_with("model.norm.weight", vec![f32::NAN; 16]);
+    let message = refusal_with("model.norm.weight", vec![f32::NAN; 16]);
     assert!(message.contains("tensor \"model.norm.weight\" holds NaN at index [0]"), "{message}");
 
     // 16-bit floats without rounding.
@@ -150,33 +150,37 @@ fn weights_of_other_programs_are_read_or_refused_by_reason() {
         mine.map(|(_, (name, array))| (name.clone(), array.clone())).collect()
     };
     (0..2).for_each(|odd| falcon_nn::write_arrays(&path(shards[odd]), &part(odd)).unwrap());
-    let map = |change: &dyn Fn(&mut serde_json::Map<String, serde_json::Value>)| {
+    let write_index = |change: &dyn Fn(&mut serde_json::Map<String, serde_json::Value>)| {
         let names = whole.keys().enumerate();
         let mut map = names.map(|(index, name)| (name.clone(), shards[index % 2].into())).collect();
         change(&mut map);
         let index = serde_json::json!({ "metadata": { "total_size": 1 }, "weight_map": map });
         std::fs::write(path(falcon_nn::INDEX_FILE), index.to_string()).unwrap();
     };
-    map(&|_| ());
+    write_index(&|_| ());
     assert_eq!(numbers(load().unwrap().forward(ids())), expected);
     let first = whole.keys().next().unwrap().clone();
     for away in ["../model-00001-of-00002.safetensors", "/etc/passwd", "..", ""] {
-        map(&|map| drop(map.insert(first.clone(), away.into())));
-        assert!(said(load()).contains("not the name of a file in the same folder"), "{away}: {}", said(load()));
+        write_index(&|map| drop(map.insert(first.clone(), away.into())));
+        assert!(
+            refusal(load()).contains("not the name of a file in the same folder"),
+            "{away}: {}",
+            refusal(load())
+        );
     }
-    map(&|map| drop(map.insert(first.clone(), shards[1].into())));
-    assert!(said(load()).contains("is not listed for that file"), "{}", said(load()));
-    map(&|map| drop(map.insert("model.more".into(), shards[1].into())));
-    let message = said(load());
+    write_index(&|map| drop(map.insert(first.clone(), shards[1].into())));
+    assert!(refusal(load()).contains("is not listed for that file"), "{}", refusal(load()));
+    write_index(&|map| drop(map.insert("model.more".into(), shards[1].into())));
+    let message = refusal(load());
     assert!(
         message.contains("tensor \"model.more\" should be in") && message.contains("does not have it"),
         "{message}"
     );
-    map(&|map| map.clear());
-    assert!(said(load()).contains("lists no tensor"), "{}", said(load()));
-    map(&|_| ());
+    write_index(&|map| map.clear());
+    assert!(refusal(load()).contains("lists no tensor"), "{}", refusal(load()));
+    write_index(&|_| ());
     std::fs::remove_file(path(shards[1])).unwrap();
-    assert!(said(load()).contains("the shard \"model-00002-of-00002.safetensors\""), "{}", said(load()));
+    assert!(refusal(load()).contains("the shard \"model-00002-of-00002.safetensors\""), "{}", refusal(load()));
 }
 
 #[test]
@@ -219,7 +223,7 @@ fn saved_states_are_resumed() {
 
 /// A saved state with any bit changed is refused, and so are states of other format versions.
 #[test]
-fn changed_states_are_refused() {
+fn states_that_were_changed_are_refused() {
     let device = Device::flex();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a.state");
@@ -228,7 +232,7 @@ fn changed_states_are_refused() {
     model.resume(tensor(&tokens(7, 2), &device).unsqueeze(), &mut state);
     model.save_state(&state, &file).unwrap();
     let whole = std::fs::read(&file).unwrap();
-    let said = |bytes: &[u8]| {
+    let refusal = |bytes: &[u8]| {
         std::fs::write(&file, bytes).unwrap();
         model.load_state(&file).map(|_| ()).unwrap_err().to_string()
     };
@@ -236,13 +240,13 @@ fn changed_states_are_refused() {
     for at in (header..data).step_by(41) {
         let mut bytes = whole.clone();
         bytes[at] ^= 1;
-        let message = said(&bytes);
+        let message = refusal(&bytes);
         assert!(message.contains("a.state: damaged: its content has the SHA-256"), "byte {at}: {message}");
     }
     for other in ["2", "9"] {
         let version = format!("\\\"version\\\":\\\"{other}\\\"");
         let bytes = replace(&whole, br#"\"version\":\"3\""#, version.as_bytes());
-        let message = said(&bytes);
+        let message = refusal(&bytes);
         assert!(
             message.contains(&format!("format version {other:?}, but this version of falcon reads \"3\"")),
             "{message}"
@@ -252,15 +256,15 @@ fn changed_states_are_refused() {
     let mut arrays = model.export_state(&state).arrays;
     arrays.insert("positions".into(), (vec![1, 2], vec![0.0, 7.0]));
     falcon_nn::write_arrays(&file, &arrays).unwrap();
-    let old = said(&std::fs::read(&file).unwrap());
+    let old = refusal(&std::fs::read(&file).unwrap());
     assert!(old.contains("earlier version") && old.contains("--state-out"), "{old}");
     falcon_nn::write_arrays(&file, &NamedArrays::new()).unwrap();
-    let other = said(&std::fs::read(&file).unwrap());
+    let other = refusal(&std::fs::read(&file).unwrap());
     assert!(other.contains("not a saved state"), "{other}");
 }
 
 #[test]
-fn hostile_states_are_refused() {
+fn states_with_impossible_contents_are_refused() {
     let device = Device::flex();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("state.safetensors");
@@ -269,17 +273,17 @@ fn hostile_states_are_refused() {
     model.resume(tensor(&tokens(7, 2), &device).unsqueeze(), &mut state);
     model.save_state(&state, &file).unwrap();
     let whole = SavedState::read(&file).unwrap();
-    let said = |change: &dyn Fn(&mut SavedState)| {
+    let refusal = |change: &dyn Fn(&mut SavedState)| {
         let mut saved = whole.clone();
         change(&mut saved);
         saved.write(&file).unwrap();
         model.load_state(&file).map(|_| ()).unwrap_err().to_string()
     };
-    let message = said(&|saved| saved.positions = vec![1 << 60]);
+    let message = refusal(&|saved| saved.positions = vec![1 << 60]);
     assert!(message.contains("\"positions\" holds \"1152921504606846976\", where a whole number"), "{message}");
     for bad in [f32::NAN, f32::INFINITY] {
         let last: Vec<usize> = whole.arrays["layers.1.memory"].0.iter().map(|size| size - 1).collect();
-        let message = said(&|saved| {
+        let message = refusal(&|saved| {
             let (_, numbers) = saved.arrays.get_mut("layers.1.memory").unwrap();
             *numbers.last_mut().unwrap() = bad;
         });
@@ -288,18 +292,22 @@ fn hostile_states_are_refused() {
             "{message}"
         );
     }
-    let message = said(&|saved| saved.arrays.retain(|name, _| !name.starts_with("layers.0.conv")));
-    assert!(message.contains("layers.0.conv"), "the tokens that a convolution has seen are part of it: {message}");
-    let message = said(&|saved| drop(saved.arrays.remove("layers.0.tail_keys")));
+    let message = refusal(&|saved| saved.arrays.retain(|name, _| !name.starts_with("layers.0.conv")));
+    assert!(
+        message.contains("layers.0.conv"),
+        "the last tokens before a convolution are part of a state: {message}"
+    );
+    let message = refusal(&|saved| drop(saved.arrays.remove("layers.0.tail_keys")));
     assert!(message.contains("no tensor \"layers.0.tail_keys\""), "{message}");
-    let message = said(&|saved| saved.positions.clear());
+    let message = refusal(&|saved| saved.positions.clear());
     assert!(message.contains("layers.0") && message.contains("has shape [1,"), "{message}");
     // A million sequences in the positions, but one in the memory: nothing is allocated for them.
-    let message = said(&|saved| saved.positions = vec![0; 1 << 20]);
+    let message = refusal(&|saved| saved.positions = vec![0; 1 << 20]);
     assert!(message.contains("layers.0") && message.contains("1048576"), "{message}");
 }
 
-/// The positions determine what else there is to know of a state: states of all kinds are restored exactly.
+/// Only arrays and positions are saved; everything else in a state follows from them. States of fresh, short and long
+/// sequences are restored exactly.
 #[test]
 fn restored_states_are_equal() {
     let device = Device::flex();
@@ -319,23 +327,23 @@ fn restored_states_are_equal() {
 
 /// A cache has one part for all sequences, or one for each.
 #[test]
-fn hostile_caches_are_refused() {
+fn caches_with_impossible_parts_are_refused() {
     let device = Device::flex();
     let model = config("transformer").init(1, &device).unwrap();
     let mut state = model.state(3);
     model.run(&tokens(16, 2), &Sequences::packed(&[4, 7, 5]), &mut state);
-    let said = |mut saved: SavedState, change: fn(&mut NamedArrays)| {
+    let refusal = |mut saved: SavedState, change: fn(&mut NamedArrays)| {
         change(&mut saved.arrays);
         model.import_state(saved, Path::new("file")).map(|_| ()).unwrap_err().to_string()
     };
     let read = || model.export_state(&state);
-    let message = said(read(), |arrays| drop(arrays.remove("layers.0.cache.2.keys")));
+    let message = refusal(read(), |arrays| drop(arrays.remove("layers.0.cache.2.keys")));
     assert!(message.contains("\"layers.0.cache\" holds 2 parts for 3 sequences"), "{message}");
-    let message = said(read(), |arrays| drop(arrays.remove("layers.1.cache.2.values")));
+    let message = refusal(read(), |arrays| drop(arrays.remove("layers.1.cache.2.values")));
     assert!(message.contains("no tensor \"layers.1.cache.2.values\""), "{message}");
-    let message = said(SavedState { positions: vec![0; 3], ..read() }, |_| ());
+    let message = refusal(SavedState { positions: vec![0; 3], ..read() }, |_| ());
     assert!(message.contains("\"layers.0.cache.0.keys\" has shape [1, 2, 4, 8]"), "{message}");
-    let message = said(model.export_state(&model.state(3)), |arrays| {
+    let message = refusal(model.export_state(&model.state(3)), |arrays| {
         for name in ["cache.0.keys", "cache.0.values", "cache.1.keys", "cache.1.values"] {
             arrays.insert(format!("layers.0.{name}"), (vec![1, 2, 0, 8], Vec::new()));
         }
@@ -343,7 +351,7 @@ fn hostile_caches_are_refused() {
     assert!(message.contains("\"layers.0.cache\" holds 2 parts for 3 sequences"), "{message}");
 }
 
-fn said(result: Result<Model, falcon_nn::FileError>) -> String {
+fn refusal(result: Result<Model, falcon_nn::FileError>) -> String {
     result.map(|_| ()).unwrap_err().to_string()
 }
 

@@ -13,7 +13,7 @@ use falcon_nn::{
 use self::common::{VOCABULARY, assert_near, config, numbers, tensor, tokens};
 
 #[test]
-fn streaming_is_the_whole_sequence() {
+fn streaming_gives_the_logits_of_the_whole_sequence() {
     let device = Device::flex();
     for &name in PRESETS {
         let model = config(name).init(1, &device).unwrap();
@@ -98,7 +98,7 @@ fn unequal_pieces_are_continued() {
 
 /// A state is continued in several ways: sequences of equal and unequal lengths, some selected twice, some left out.
 #[test]
-fn states_are_selected() {
+fn selected_and_joined_states_continue_their_sequences() {
     let device = Device::flex();
     for (name, engine) in PRESETS.iter().flat_map(|name| [(*name, Engine::Kernels), (*name, Engine::Tensors)]) {
         let model = Model::new(&config(name), engine, 2, &device).unwrap();
@@ -141,7 +141,7 @@ fn states_are_selected() {
 
 /// A state without sequences that is joined with others does not change them.
 #[test]
-fn no_sequences_are_joined_with_some() {
+fn a_state_without_sequences_can_be_joined() {
     let device = Device::flex();
     for &name in PRESETS {
         let model = config(name).init(2, &device).unwrap();
@@ -160,7 +160,7 @@ fn layer() -> falcon_nn::Mixer {
 }
 
 #[test]
-fn a_layer_of_no_tokens_is_nothing() {
+fn a_layer_accepts_inputs_without_tokens() {
     let (layer, nothing) = (layer(), Tensor::<2>::zeros([0, 16], &Device::flex()));
     for sequences in [Sequences::packed(&[]), Sequences::uniform(2, 0)] {
         let mut state = layer.state(sequences.count());
@@ -179,7 +179,7 @@ fn inputs_of_another_width_are_refused() {
 #[should_panic(expected = "the state must hold as many sequences as are given")]
 fn states_of_other_sequences_are_refused() {
     let device = Device::flex();
-    // Rotary positions as tensors are made for each sequence of the state.
+    // With this engine, rotary positions are computed for each sequence of the state.
     let model = Model::new(&config("transformer"), Engine::Tensors, 1, &device).unwrap();
     model.resume(Tensor::zeros([2, 3], &device), &mut model.state(1));
 }
@@ -189,11 +189,11 @@ fn states_of_other_sequences_are_refused() {
 fn non_finite_gates_make_everything_nan() {
     let device = Device::flex();
     let cases = [("falcon-1.3", "attn.b_proj.weight", f32::NAN), ("mamba2", "attn.a_bias", f32::INFINITY)];
-    for (preset, spoilt, with, engine) in
+    for (preset, parameter, value, engine) in
         cases.into_iter().flat_map(|(a, b, c)| [Engine::Kernels, Engine::Tensors].map(|engine| (a, b, c, engine)))
     {
         let model = Model::new(&config(preset), engine, 1, &device).unwrap().with_parameters(|name, values| {
-            if name == format!("model.layers.1.{spoilt}") { vec![with; values.len()] } else { values }
+            if name == format!("model.layers.1.{parameter}") { vec![value; values.len()] } else { values }
         });
         let mut state = model.state(1);
         let ids = tensor(&tokens(6, 1), &device).unsqueeze::<2>();
@@ -226,7 +226,7 @@ fn ten_steps_lower_the_loss() {
         }
         let last = value(&model);
         assert!(last < first - 0.2, "{name}: {first} to {last}");
-        // Without gradients the model is the same.
+        // A model without autodiff computes the same loss.
         let ids = ids.clone().inner();
         assert!((numbers(loss(&model.valid(), ids))[0] - last).abs() < 1e-5);
     }
@@ -252,8 +252,8 @@ fn gradients_match_differences() {
                 });
                 f64::from(numbers(loss(&model, ids.clone()))[0])
             };
-            // As far as the loss is sure to change by much more than its rounding; two steps, so that the error of
-            // third order cancels.
+            // The step is long enough for the loss to change by much more than its rounding error. The differences over
+            // two step lengths are combined so that the error of third order cancels.
             let step = (2e-3 / slope).min(2e-2) as f32;
             let [long, short] =
                 [step, step / 2.0].map(|step| (moved(step) - moved(-step)) / (2.0 * f64::from(step)));
@@ -267,8 +267,8 @@ fn gradients_match_differences() {
 }
 
 #[test]
-fn sizes_have_the_parameters_they_promise() {
-    let gpt2 = 50257;
+fn sizes_have_the_expected_numbers_of_parameters() {
+    let vocabulary_of_gpt2 = 50257;
     for &name in PRESETS {
         let tiny = ModelConfig::preset(name, "tiny", 256).unwrap();
         let model = tiny.init(0, &Device::flex()).unwrap();
@@ -279,8 +279,8 @@ fn sizes_have_the_parameters_they_promise() {
             ("tiny", 256, 0.855e6, 0.03),
             ("tiny-wide", 14, 1.2e6, 0.03),
             ("small", 4096, 12.1e6, 0.02),
-            ("130m", gpt2, if name == "transformer" { 123.5e6 } else { 130.0e6 }, 0.02),
-            ("340m", gpt2, if name == "transformer" { 353.0e6 } else { 380.0e6 }, 0.02),
+            ("130m", vocabulary_of_gpt2, if name == "transformer" { 123.5e6 } else { 130.0e6 }, 0.02),
+            ("340m", vocabulary_of_gpt2, if name == "transformer" { 353.0e6 } else { 380.0e6 }, 0.02),
         ] {
             let count = ModelConfig::preset(name, size, vocabulary).unwrap().parameter_count() as f64;
             assert!((count / expected - 1.0).abs() < within, "{name} {size}: {count}");
@@ -288,10 +288,10 @@ fn sizes_have_the_parameters_they_promise() {
     }
 }
 
-/// Deviations of initial matrices: by the width of the model, or by what they are applied to. Those that end a
-/// branch start smaller, by the root of the 4 layers or of their 8 branches.
+/// The standard deviation of an initial matrix follows from the hidden size, or from the number of inputs of the
+/// matrix. For matrices that end a residual branch it is divided by the root of the 4 layers, or of the 8 branches.
 #[test]
-fn initial_matrices_have_the_deviation_asked_for() {
+fn initial_matrices_have_the_configured_deviation() {
     let deviation = |init: MatrixInit, part: &str| {
         let mut config = ModelConfig::preset("falcon-1a.3", "tiny", 16).unwrap();
         config.matrix_init = init;
@@ -321,9 +321,9 @@ fn initial_matrices_have_the_deviation_asked_for() {
     }
 }
 
-/// A model saved before these keys were there has the values that it was made with.
+/// Configurations of versions that did not have these keys are read with the values that those versions used.
 #[test]
-fn configurations_of_before_are_read() {
+fn configurations_of_earlier_versions_are_read() {
     let config = ModelConfig::preset("falcon-1a.3", "tiny", 16).unwrap();
     let mut json: serde_json::Value = serde_json::from_str(&config.to_json()).unwrap();
     for key in ["matrix_init", "lambda_init", "step_eps", "gamma_floor"] {
@@ -336,7 +336,7 @@ fn configurations_of_before_are_read() {
 
 /// Layers with the same seed are equal, with different seeds they are not.
 #[test]
-fn seeds_make_parameters() {
+fn the_seed_determines_the_parameters() {
     let device = Device::flex();
     let layer = |seed| MixerConfig::preset("falcon-1.3", 16, 2).unwrap().init(16, seed, &device).unwrap();
     let x = Tensor::<3>::ones([1, 5, 16], &device);
@@ -346,10 +346,10 @@ fn seeds_make_parameters() {
 }
 
 #[test]
-fn presets_say_what_they_do_not_know() {
-    let said = |name, size| ModelConfig::preset(name, size, 9).unwrap_err().to_string();
-    assert_eq!(said("falcon-1a.4", "tiny"), "unknown preset \"falcon-1a.4\"; did you mean \"falcon-1a.1\"?");
-    assert!(said("transformer", "huge").contains("known are micro, tiny, tiny-wide, small, 130m, 340m"));
+fn unknown_presets_and_sizes_are_refused_with_a_suggestion() {
+    let refusal = |name, size| ModelConfig::preset(name, size, 9).unwrap_err().to_string();
+    assert_eq!(refusal("falcon-1a.4", "tiny"), "unknown preset \"falcon-1a.4\"; did you mean \"falcon-1a.1\"?");
+    assert!(refusal("transformer", "huge").contains("known are micro, tiny, tiny-wide, small, 130m, 340m"));
 }
 
 /// The size of a state is fixed, except with softmax attention.
@@ -374,23 +374,24 @@ fn states_do_not_grow() {
 fn configurations_are_checked() {
     let good = config("falcon-1a.3");
     assert_eq!(ModelConfig::from_json(&good.to_json()).unwrap(), good);
-    let said = |change: fn(&mut ModelConfig)| {
+    let refusal = |change: fn(&mut ModelConfig)| {
         let mut config = config("falcon-1a.3");
         change(&mut config);
         ModelConfig::from_json(&config.to_json()).unwrap_err().to_string()
     };
-    assert_eq!(said(|c| c.hidden_size = 0), "hidden_size must be from 1 to 1048576, got 0");
-    assert!(said(|c| c.mixer.num_heads = usize::MAX).starts_with("num_heads must be from 1 to"));
-    assert!(said(|c| c.mixer.conv_size = 1 << 40).starts_with("conv_size must be from 0 to 1024"));
-    assert!(said(|c| c.mixer.norm_eps = 0.0).contains("norm_eps must be above 0, in 32 bits, got 0"));
-    assert!(said(|c| c.mixer.norm_eps = 1e-50).contains("in 32 bits"));
-    assert!(said(|c| c.mixer.lambda_init = [0.5, 1.0]).contains("lambda_init must be two numbers from 1e-6"));
-    assert!(said(|c| c.mixer.step_eps = -1.0).contains("step_eps must be 0 or more, got -1"));
+    assert_eq!(refusal(|c| c.hidden_size = 0), "hidden_size must be from 1 to 1048576, got 0");
+    assert!(refusal(|c| c.mixer.num_heads = usize::MAX).starts_with("num_heads must be from 1 to"));
+    assert!(refusal(|c| c.mixer.conv_size = 1 << 40).starts_with("conv_size must be from 0 to 1024"));
+    assert!(refusal(|c| c.mixer.norm_eps = 0.0).contains("norm_eps must be above 0, in 32 bits, got 0"));
+    assert!(refusal(|c| c.mixer.norm_eps = 1e-50).contains("in 32 bits"));
+    assert!(refusal(|c| c.mixer.lambda_init = [0.5, 1.0]).contains("lambda_init must be two numbers from 1e-6"));
+    assert!(refusal(|c| c.mixer.step_eps = -1.0).contains("step_eps must be 0 or more, got -1"));
     assert!(
-        said(|c| c.mixer.gamma_floor = Some(1.0)).contains("gamma_floor must be \"none\", or from 0 to below 1")
+        refusal(|c| c.mixer.gamma_floor = Some(1.0))
+            .contains("gamma_floor must be \"none\", or from 0 to below 1")
     );
-    assert!(said(|c| c.mixer.lambda_scale = 1e39).contains("lambda_scale must be 0 or more"));
-    assert!(said(|c| c.mixer.window = 20_000).contains("window must be from 1 to 16320"));
+    assert!(refusal(|c| c.mixer.lambda_scale = 1e39).contains("lambda_scale must be 0 or more"));
+    assert!(refusal(|c| c.mixer.window = 20_000).contains("window must be from 1 to 16320"));
     assert!(
         MixerConfig::preset("falcon-1.3", 100, 0)
             .unwrap_err()
@@ -398,7 +399,7 @@ fn configurations_are_checked() {
             .starts_with("num_heads must be at least 1")
     );
     assert_eq!(
-        said(|c| c.mixer.mixer = MixerKind::Softmax),
+        refusal(|c| c.mixer.mixer = MixerKind::Softmax),
         "mixer \"softmax\" needs gain \"none\", decay \"none\", align \"same\": it has no memory that is written to"
     );
     let mut softmax = config("transformer").mixer;
@@ -408,24 +409,24 @@ fn configurations_are_checked() {
     assert_eq!(message, "mixer \"softmax\" needs window 1: it has no memory that is written to");
     let memory = |c: &mut ModelConfig| (c.mixer.head_dim, c.mixer.head_v_dim) = (1 << 15, 1 << 14);
     assert_eq!(
-        said(memory),
+        refusal(memory),
         "num_heads times head_dim times head_v_dim must be from 1 to 268435456, got 1073741824"
     );
     let window = |c: &mut ModelConfig| {
         (c.mixer.window, c.mixer.head_dim, c.mixer.head_v_dim) = (16_001, 1 << 13, 1 << 13);
     };
     assert_eq!(
-        said(window),
+        refusal(window),
         "window - 1 times the widths of keys and values must be from 0 to 268435456, got 524288000"
     );
-    assert!(said(|c| c.num_hidden_layers = usize::MAX).starts_with("num_hidden_layers must be from 1 to"));
+    assert!(refusal(|c| c.num_hidden_layers = usize::MAX).starts_with("num_hidden_layers must be from 1 to"));
     let deep = ModelConfig { num_hidden_layers: usize::MAX, ..config("falcon-1.3") };
     assert!(deep.init(0, &Device::flex()).unwrap_err().to_string().starts_with("num_hidden_layers must be"));
     let delta = |c: &mut ModelConfig| {
         c.mixer.mixer = "falcon-2".parse().unwrap();
         (c.mixer.gain, c.mixer.decay) = (GainGate::Delta, DecayGate::Selective);
     };
-    assert!(said(delta).contains("one gain for all columns"));
+    assert!(refusal(delta).contains("one gain for all columns"));
     for name in ["mamba2", "falcon-1.3"] {
         let message = MixerConfig::preset(name, 0, 4).unwrap_err().to_string();
         assert_eq!(message, "hidden_size must be from 1 to 1048576, got 0");
@@ -434,7 +435,7 @@ fn configurations_are_checked() {
         let message = layer.init(0, 0, &Device::flex()).unwrap_err().to_string();
         assert_eq!(message, "hidden_size must be from 1 to 1048576, got 0");
     }
-    // It has heads of its own.
+    // This preset chooses its heads itself, so the given number need not divide the hidden size.
     assert!(MixerConfig::preset("mamba2", 64, 5).is_ok());
     assert!(MixerConfig::preset("mamba2", 100, 4).unwrap_err().to_string().contains("a multiple of 32"));
     assert!(
@@ -443,14 +444,14 @@ fn configurations_are_checked() {
     let unknown = good.to_json().replace("\"falcon-1a\"", "\"falcon-1b\"");
     let message = ModelConfig::from_json(&unknown).unwrap_err().to_string();
     assert!(message.contains("unknown mixer \"falcon-1b\"; did you mean \"falcon-1\"?"), "{message}");
-    assert!(said(|c| c.mixer.num_key_heads = 3).contains("a divisor of num_heads = 2, got 3"));
-    assert!(said(|c| c.mixer.window = 0).contains("window must be from 1 to"));
+    assert!(refusal(|c| c.mixer.num_key_heads = 3).contains("a divisor of num_heads = 2, got 3"));
+    assert!(refusal(|c| c.mixer.window = 0).contains("window must be from 1 to"));
     assert!(
-        said(|c| c.mixer.feature_map = FeatureMap::SquaredRelu)
+        refusal(|c| c.mixer.feature_map = FeatureMap::SquaredRelu)
             .starts_with("gain \"eta\" needs keys of known energy")
     );
-    assert!(said(|c| c.mixer.rope_theta = Some(0.5)).contains("rope_theta must be above 1, got 0.5"));
-    assert!(said(|c| c.mixer.lambda_scale = -1.0).contains("lambda_scale must be 0 or more, got -1"));
+    assert!(refusal(|c| c.mixer.rope_theta = Some(0.5)).contains("rope_theta must be above 1, got 0.5"));
+    assert!(refusal(|c| c.mixer.lambda_scale = -1.0).contains("lambda_scale must be 0 or more, got -1"));
 }
 
 /// Grouped queries, every feature map, normalised values: options that no preset uses can be streamed, too.

@@ -31,7 +31,7 @@ fn coordinates(config: &ModelConfig) -> [f64; 3] {
     let (batch, time) = (4, 24);
     let ids: Vec<u32> = (0..batch * time).map(|i| ((i * i + 5 * i) % VOCABULARY) as u32).collect();
     let last = ids.last().copied();
-    // Each token after the one before; the first after the last.
+    // Each token's target is the token before it; that of the first is the last.
     let targets: Vec<Option<u32>> =
         std::iter::once(last).chain(ids.iter().copied().map(Some)).take(ids.len()).collect();
     let sequences = Sequences::uniform(batch, time);
@@ -88,9 +88,12 @@ fn updates_do_not_depend_on_the_width() {
             let (with, without) = (growth(&scaled), growth(&plain));
             assert!(
                 (0.4..1.6).contains(&with),
-                "{name}: the change of {what} grows {with} times from narrow to wide"
+                "{name}: the change of {what} must not depend on the width, but it grows {with} times"
             );
-            assert!(without > expected, "{name}: without scaling it should grow, and does {without} times");
+            assert!(
+                without > expected,
+                "{name}: without scaling the change of {what} must grow, but it grows {without} times"
+            );
         }
         // Initial logits shrink as the square root of the width.
         assert!(scaled[WIDTHS.len() - 1][0] < scaled[0][0]);

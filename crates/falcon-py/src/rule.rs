@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 ///     decay: Meaning of the decay: ``"scaled-ridge"``, ``"ridge"``, ``"gate"``, or ``"none"`` for no decay.
 ///     detach: With ``"scaled-ridge"``: no gradient through the energy that scales the ridge.
 ///     eps: ``ε`` of the step size.
-///     gamma_floor: The least carry of a step with a ridge.
+///     gamma_floor: The least decay factor ``γ`` of a step with a ridge.
 ///     normaliser_eps: ``ε`` that is added to the total weight, for rules that divide by it.
 #[pyclass(name = "Rule", frozen, eq, hash, from_py_object, module = "falcon_fwa")]
 #[derive(Clone, Debug, PartialEq)]
@@ -41,7 +41,7 @@ fn choose<T: Copy>(name: &str, got: &str, choices: &[(&str, T)]) -> PyResult<T> 
 
 /// The word that stands for a value.
 fn word<T: Copy + PartialEq>(value: T, choices: &[(&'static str, T)]) -> &'static str {
-    choices.iter().find(|(_, known)| *known == value).map_or("other", |(word, _)| word)
+    choices.iter().find(|(_, choice)| *choice == value).map_or("other", |(word, _)| word)
 }
 
 const ALIGNS: [(&str, Align); 2] = [("next", Align::Next), ("same", Align::Same)];
@@ -186,7 +186,7 @@ impl PyRule {
         self.rule.eps
     }
 
-    /// The least carry of a step with a ridge; ``None`` for no lower bound.
+    /// The least decay factor ``γ`` of a step with a ridge; ``None`` for no lower bound.
     #[getter]
     fn gamma_floor(&self) -> Option<f64> {
         self.rule.clamp
@@ -250,8 +250,8 @@ pub fn parse(spec: &str) -> PyResult<PyRule> {
     let wrong = |what: &str| PyValueError::new_err(format!("not the spec of a rule: {what:?} in {spec:?}"));
     let mut words = spec.split(' ');
     let name = words.next().unwrap_or_default();
-    let mut made = PyRule { name: name.into(), rule: choose("rule", name, &Rule::ALL)? };
-    let (rule, mut detached) = (&mut made.rule, false);
+    let mut parsed = PyRule { name: name.into(), rule: choose("rule", name, &Rule::ALL)? };
+    let (rule, mut detached) = (&mut parsed.rule, false);
     for word in words {
         let (key, value) = word.split_once('=').ok_or_else(|| wrong(word))?;
         match key {
@@ -275,5 +275,5 @@ pub fn parse(spec: &str) -> PyResult<PyRule> {
         *detach = detached;
     }
     rule.validate().map_err(|error| PyValueError::new_err(error.to_string()))?;
-    Ok(made)
+    Ok(parsed)
 }

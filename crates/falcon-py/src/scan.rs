@@ -27,7 +27,7 @@ struct InputArrays {
     v: Array,
     gain: Option<Array>,
     decay: Option<Array>,
-    /// The first token of each sequence, and the end of the last.
+    /// The start of each sequence, and the end of the last.
     offsets: Vec<usize>,
 }
 
@@ -73,8 +73,8 @@ impl InputArrays {
         Call::new(rule, form, self.views()?).map_err(|error| self.refused(rule, &error))
     }
 
-    /// The `ValueError` for an error of the kernels, with indices `[batch, time, …]` instead of tokens, and with the
-    /// name `ridge` for a decay that is one.
+    /// The `ValueError` for an error of the kernels, with indices `[batch, time, …]` instead of tokens. A decay that is
+    /// not a gate is called `ridge`, as in Python.
     fn refused(&self, rule: &Rule, error: &Error) -> PyErr {
         match error {
             Error::Range { tensor, index, value, meaning, low, high } => {
@@ -245,7 +245,7 @@ fn run_forward<F: Element + Compiled>(
     let call = arrays.call::<F>(rule, form)?;
     let mut state = state.read(rule, &call.sizes())?;
     let out = out.slice_mut()?;
-    let done = match saved {
+    let result = match saved {
         None => on_threads(threads, || call.forward(&mut state, out))?,
         Some(saved) => {
             let needed = call.saved_len();
@@ -257,7 +257,7 @@ fn run_forward<F: Element + Compiled>(
             on_threads(threads, || call.record_into(&mut state, out, saved))?
         }
     };
-    done.map_err(|error| arrays.refused(rule, &error))?;
+    result.map_err(|error| arrays.refused(rule, &error))?;
     final_state.write(&state)
 }
 
@@ -322,7 +322,7 @@ fn run_backward<F: Element + Compiled>(
     let call = arrays.call::<F>(rule, form)?;
     let state = state.read::<F>(rule, &call.sizes())?;
     let grad_final = grad_final.map(|arrays| -> PyResult<_> {
-        // Has the right sizes. How many pairs the outgoing tail has follows from the incoming state.
+        // The final state has the same sizes. The kernels compute the length of its tail from the initial state.
         let mut grad = state.zeros_like();
         let parts = [&mut grad.memory, &mut grad.last_key, &mut grad.tail_x, &mut grad.tail_v];
         for (part, array) in parts.into_iter().zip(arrays) {
@@ -339,20 +339,20 @@ fn run_backward<F: Element + Compiled>(
         PyValueError::new_err("saved is shorter than what a forward pass over these inputs saves")
     })?;
     let grad_out = grad_out.view::<F>()?;
-    let incoming = {
+    let grad_initial = {
         let InputArrays { q, k, v, gain, decay, .. } = grads;
-        let (mut none, mut no) = ([], []);
+        let (mut no_gain, mut no_decay) = ([], []);
         let into = GradsMut {
             q: q.slice_mut()?,
             k: k.slice_mut()?,
             v: v.slice_mut()?,
-            gain: gain.as_mut().map_or(Ok(&mut none[..]), |array| array.slice_mut())?,
-            decay: decay.as_mut().map_or(Ok(&mut no[..]), |array| array.slice_mut())?,
+            gain: gain.as_mut().map_or(Ok(&mut no_gain[..]), |array| array.slice_mut())?,
+            decay: decay.as_mut().map_or(Ok(&mut no_decay[..]), |array| array.slice_mut())?,
         };
         on_threads(threads, || call.backward_into(&state, saved, grad_out, grad_final.as_ref(), into))?
             .map_err(|error| refused(&error))?
     };
-    grad_state.write(&incoming)
+    grad_state.write(&grad_initial)
 }
 
 /// One token of each sequence by the decoder: a single pass over the memory, on the calling thread.

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 /// The largest number of threads of a pool.
-const MOST: usize = 256;
+const MAX_THREADS: usize = 256;
 
 struct Pool {
     process: u32,
@@ -20,16 +20,16 @@ struct Pool {
 }
 
 /// The pools by number of threads. A pool is never freed: its threads sleep until the process ends.
-static POOLS: [AtomicPtr<Pool>; MOST + 1] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST + 1];
+static POOLS: [AtomicPtr<Pool>; MAX_THREADS + 1] = [const { AtomicPtr::new(ptr::null_mut()) }; MAX_THREADS + 1];
 
 /// The pool with this number of threads.
 fn pool(threads: usize) -> PyResult<&'static ThreadPool> {
-    let (threads, process) = (threads.clamp(1, MOST), std::process::id());
+    let (threads, process) = (threads.clamp(1, MAX_THREADS), std::process::id());
     let slot = &POOLS[threads];
     loop {
-        let known = slot.load(Ordering::Acquire);
+        let current = slot.load(Ordering::Acquire);
         // SAFETY: a slot points to a pool that this function has leaked and that is never freed.
-        if let Some(pool) = unsafe { known.as_ref() }
+        if let Some(pool) = unsafe { current.as_ref() }
             && pool.process == process
         {
             return Ok(&pool.pool);
@@ -40,7 +40,7 @@ fn pool(threads: usize) -> PyResult<&'static ThreadPool> {
             .build()
             .map_err(|error| PyRuntimeError::new_err(format!("cannot start {threads} threads: {error}")))?;
         let new = Box::into_raw(Box::new(Pool { process, pool }));
-        if slot.compare_exchange(known, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        if slot.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
             // Another thread was faster: use its pool.
             // SAFETY: no other thread has seen this pool.
             drop(unsafe { Box::from_raw(new) });

@@ -70,7 +70,7 @@ pub enum ScanError {
         /// What needs it.
         why: String,
     },
-    /// A tensor that would be ignored.
+    /// A tensor that the variant does not use with the options of the file.
     #[error("{variant} does not use {tensor} with these options: leave it out, or check its name")]
     Unused {
         /// Which tensor.

@@ -69,8 +69,8 @@ impl<'a> ScanFile<'a> {
         };
         let Some(at) = values.iter().position(|x| !x.is_finite()) else { return Ok(Some(values)) };
         let (tensor, index) = (name.to_string(), index_of(at, &raw.shape));
-        // The number is finite in the file, but too large for f32.
-        if let Some(value) = raw.wide_f64(at).filter(|x| x.is_finite()) {
+        // A number that is finite in the file may be too large for f32.
+        if let Some(value) = raw.f64_at(at).filter(|x| x.is_finite()) {
             return Err(ScanError::TooLarge { tensor, index, value });
         }
         Err(ScanError::NotFinite { tensor, index, value: values[at].wide() })
@@ -91,7 +91,8 @@ impl<'a> ScanFile<'a> {
 }
 
 impl Raw<'_> {
-    fn wide_f64(&self, at: usize) -> Option<f64> {
+    /// Element `at` of a tensor that the file holds in `f64`, the only format with numbers too large for `f32`.
+    fn f64_at(&self, at: usize) -> Option<f64> {
         let bytes = self.bytes.as_chunks::<8>().0.get(at)?;
         (self.dtype == Dtype::F64).then(|| f64::from_le_bytes(*bytes))
     }
@@ -103,21 +104,22 @@ fn convert<const N: usize, T>(bytes: &[u8], from: impl Fn([u8; N]) -> T) -> Vec<
 
 /// Refuses a header that names a tensor twice. JSON allows that, and parsers silently keep the last.
 fn refuse_duplicates(header: &[u8]) -> Result<(), ScanError> {
-    let mut found = None;
-    let keys = Keys { duplicate: &mut found };
-    let parsed = serde_json::Deserializer::from_slice(header).deserialize_map(keys);
-    match (found, parsed) {
+    let mut duplicate = None;
+    let names = TensorNames { duplicate: &mut duplicate };
+    let parsed = serde_json::Deserializer::from_slice(header).deserialize_map(names);
+    match (duplicate, parsed) {
         (Some(name), _) => Err(ScanError::Duplicate { name }),
         (None, Err(error)) => Err(SafeTensorError::InvalidHeaderDeserialization(error).into()),
         (None, Ok(())) => Ok(()),
     }
 }
 
-struct Keys<'a> {
+/// Reads the names of the tensors in a header, and stores the first that is repeated.
+struct TensorNames<'a> {
     duplicate: &'a mut Option<String>,
 }
 
-impl<'de> Visitor<'de> for Keys<'_> {
+impl<'de> Visitor<'de> for TensorNames<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,6 +1,6 @@
 //! Runs one rule or solver over the tensors of a safetensors file, forward and backward: what `falcon scan` does.
 //!
-//! A file is parsed ([`ScanFile`]), its request is checked against the shapes of its tensors, the kernels compute, and
+//! A file is parsed ([`ScanFile`]), its `meta` is checked against the shapes of its tensors, the kernels compute, and
 //! the results ([`Tensors`]) can be written as another file. `falcon scan --help` describes the files.
 
 mod error;
@@ -33,11 +33,11 @@ use variant::Method;
 pub struct Summary {
     /// The variant, as the file names it.
     pub variant: &'static str,
-    /// Tokens of all sequences.
+    /// Number of tokens, over all sequences.
     pub tokens: usize,
-    /// Sequences.
+    /// Number of sequences.
     pub sequences: usize,
-    /// Value heads.
+    /// Number of value heads.
     pub heads: usize,
     /// Width of a key, or channels of a state-space model.
     pub dim_k: usize,

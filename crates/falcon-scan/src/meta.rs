@@ -23,7 +23,8 @@ impl Meta {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// A string that must be the first part of one of `choices`; returns the second part.
+    /// The value of a key, which must be one of the names in `choices`; returns what `choices` pairs with that name.
+    /// None if the key is absent.
     pub fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<Option<T>, ScanError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let found = value.as_str().and_then(|text| choices.iter().find(|(name, _)| *name == text));
@@ -65,7 +66,8 @@ impl Meta {
         value.as_f64().ok_or_else(|| wrong(key, value, expected))
     }
 
-    /// Refuses a size that differs from that of the tensors. The key may be absent.
+    /// Refuses a size in `meta` that differs from `size`, that of the tensors. The key may be absent. `fact` begins the
+    /// part of the error that states `size`.
     pub fn agree(&self, key: &'static str, size: usize, fact: &str) -> Result<(), ScanError> {
         match self.count(key)? {
             Some(given) if given != size as u64 => {

@@ -17,9 +17,9 @@ pub enum Values {
 pub(crate) trait Number: Compiled {
     /// Its name in messages and reports.
     const NAME: &'static str;
-    /// What a user can do when it overflows.
+    /// What a user can do when a result overflows.
     const ADVICE: &'static str;
-    /// Results in this type.
+    /// Wraps results of this type.
     fn data(values: Vec<Self>) -> Values;
 }
 

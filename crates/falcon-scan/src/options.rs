@@ -20,7 +20,7 @@ pub struct Options {
     pub dtype: Dtype,
     /// Whether to compute gradients, too.
     pub grad: bool,
-    /// Bytes that the scan may take, as estimated from the sizes.
+    /// The memory that the scan may use, in bytes; its use is estimated from the sizes.
     pub max_memory: u64,
 }
 

@@ -1,5 +1,5 @@
-//! The request of a file: which rule and which sizes. Making a plan checks that `meta` and the shapes of all tensors
-//! agree.
+//! What is computed for a file: which rule, and which sizes. Making a plan checks that `meta` and the shapes of all
+//! tensors agree.
 
 use falcon_kernels::rule::{Align, Columns, Decay, Gain};
 use falcon_kernels::{Error, Form, Rule, Sizes, check_offsets};
@@ -11,7 +11,7 @@ use crate::meta::wrong;
 use crate::options::Options;
 use crate::variant::{Method, Variant};
 
-/// A request whose shapes and options have been checked. The numbers of tensors are checked when they are read.
+/// A scan whose shapes and options have been checked. The numbers of tensors are checked when they are read.
 pub(crate) struct ScanPlan {
     pub variant: Variant,
     pub method: Method,
@@ -30,7 +30,7 @@ pub(crate) struct ScanPlan {
     pub continued: bool,
 }
 
-/// A tensor that the variant reads.
+/// A tensor that the variant reads, and the shape that it must have.
 struct Slot {
     name: &'static str,
     shape: Vec<usize>,
@@ -43,8 +43,8 @@ impl ScanPlan {
         let variant = Variant::find(file)?;
         let method = variant.method(file)?;
         let mut plan = match method {
-            Method::Ssm { .. } => Self::of_ssm(file, variant, method)?,
-            _ => Self::of_keys(file, variant, method)?,
+            Method::Ssm { .. } => Self::for_ssm(file, variant, method)?,
+            _ => Self::for_keys(file, variant, method)?,
         };
         plan.read_offsets(file)?;
         plan.read_tail(file)?;
@@ -55,8 +55,8 @@ impl ScanPlan {
         Ok(plan)
     }
 
-    /// Sizes from `in.q` and `in.v`.
-    fn of_keys(file: &ScanFile<'_>, variant: Variant, method: Method) -> Result<Self, ScanError> {
+    /// The plan of a rule or of recursive least squares, with the sizes of `in.q` and `in.v`.
+    fn for_keys(file: &ScanFile<'_>, variant: Variant, method: Method) -> Result<Self, ScanError> {
         let [tokens, key_heads, dim_k] = shape(file, variant, "in.q", "time, query heads, dx")?;
         let [_, heads, dim_v] = shape(file, variant, "in.v", "time, heads, dv")?;
         if heads % key_heads != 0 {
@@ -68,11 +68,11 @@ impl ScanPlan {
         meta.agree("dx", dim_k, "the last axis of in.q has size")?;
         meta.agree("dv", dim_v, "the last axis of in.v has size")?;
         let sizes = Sizes { tokens, sequences: 1, heads, key_heads, dim_k, dim_v };
-        Ok(Self::with(file, variant, method, sizes, 0))
+        Ok(Self::one_sequence(file, variant, method, sizes, 0))
     }
 
-    /// Sizes from `in.Bm` and `in.Cm`.
-    fn of_ssm(file: &ScanFile<'_>, variant: Variant, method: Method) -> Result<Self, ScanError> {
+    /// The plan of a state-space model, with the sizes of `in.Bm` and `in.Cm`.
+    fn for_ssm(file: &ScanFile<'_>, variant: Variant, method: Method) -> Result<Self, ScanError> {
         let [tokens, heads, channels, dim_in] = shape(file, variant, "in.Bm", "time, heads, n, din")?;
         let [.., dim_out] = shape::<4>(file, variant, "in.Cm", "time, heads, n, dout")?;
         let meta = &file.meta;
@@ -82,10 +82,11 @@ impl ScanPlan {
         meta.agree("din", dim_in, "the last axis of in.Bm has size")?;
         meta.agree("dout", dim_out, "the last axis of in.Cm has size")?;
         let sizes = Sizes { tokens, sequences: 1, heads, key_heads: heads, dim_k: channels, dim_v: dim_out };
-        Ok(Self::with(file, variant, method, sizes, dim_in))
+        Ok(Self::one_sequence(file, variant, method, sizes, dim_in))
     }
 
-    fn with(file: &ScanFile<'_>, variant: Variant, method: Method, sizes: Sizes, dim_in: usize) -> Self {
+    /// The plan of one sequence without a tail. Offsets, tail and window are read later.
+    fn one_sequence(file: &ScanFile<'_>, variant: Variant, method: Method, sizes: Sizes, dim_in: usize) -> Self {
         let (offsets, packed) = (vec![0, sizes.tokens], file.has("in.cu_seqlens"));
         let continued = file.has("in.k_last");
         Self { variant, method, sizes, dim_in, offsets, packed, tail: 0, tail_lens: vec![0], continued }
@@ -104,8 +105,8 @@ impl ScanPlan {
         }
         let tokens = self.sizes.tokens;
         let refused = |position: usize| ScanError::Offsets { position, got: offsets[position], tokens };
-        let whole = offsets.iter().enumerate().map(|(i, &got)| usize::try_from(got).map_err(|_| refused(i)));
-        self.offsets = whole.collect::<Result<_, _>>()?;
+        let converted = offsets.iter().enumerate().map(|(i, &got)| usize::try_from(got).map_err(|_| refused(i)));
+        self.offsets = converted.collect::<Result<_, _>>()?;
         check_offsets(&self.offsets, tokens).map_err(|error| match error {
             Error::Offsets { position, .. } => refused(position),
             // A single offset, although there are tokens.
@@ -124,7 +125,7 @@ impl ScanPlan {
     }
 
     fn read_tail(&mut self, file: &ScanFile<'_>) -> Result<(), ScanError> {
-        // The other variants have no tail, and `check_slots` refuses one.
+        // Variants without a window have no tail; `check_slots` refuses one.
         if !self.variant.slides() {
             return file.meta.agree("n_tail", 0, "a rule without a window has a tail of size");
         }
@@ -154,8 +155,8 @@ impl ScanPlan {
         file.meta.agree("n_tail", self.tail, "the tail axis of in.tail_x has size")
     }
 
-    /// Sets the window to `B`, or to the number of pairs that there can be if that is less, because no tensor limits
-    /// `B`.
+    /// Sets the window to `B`, but makes it no longer than is needed for all pairs of the file: no tensor limits `B`,
+    /// and the size of the state grows with the window.
     fn set_window(&mut self, file: &ScanFile<'_>) -> Result<(), ScanError> {
         let (variant, tail, longest) = (self.variant.name, self.tail, self.longest());
         let given = file.meta.count("B")?;
@@ -187,6 +188,7 @@ impl ScanPlan {
         Ok(())
     }
 
+    /// Refuses flags that contradict the tensors, and an incoming or outgoing state without a last key that it needs.
     fn check_flags(&self, file: &ScanFile<'_>) -> Result<(), ScanError> {
         if !self.variant.falcon {
             return Ok(());
@@ -195,9 +197,9 @@ impl ScanPlan {
         if align == Align::Same {
             return file.meta.agree_flag("sentinel", false, "align \"same\" has no boundary step");
         }
-        let there = if self.continued { "in.k_last is there" } else { "there is no in.k_last" };
-        file.meta.agree_flag("continued", self.continued, there)?;
-        file.meta.agree_flag("sentinel", !self.continued, there)?;
+        let fact = if self.continued { "in.k_last is there" } else { "there is no in.k_last" };
+        file.meta.agree_flag("continued", self.continued, fact)?;
+        file.meta.agree_flag("sentinel", !self.continued, fact)?;
         if self.tail > 0 && !self.continued {
             let why = "in.tail_x continues a segment, and align \"next\" needs its last key".into();
             return Err(ScanError::Missing { tensor: "in.k_last".into(), why });
@@ -230,6 +232,7 @@ impl ScanPlan {
         self.variant.decay == Some("in.decay")
     }
 
+    /// All tensors that the variant reads with the options of the file.
     fn slots(&self) -> Vec<Slot> {
         let Sizes { tokens, heads, key_heads, dim_k, dim_v, sequences } = self.sizes;
         let slot = |name, shape: &[usize], axes, required| Slot { name, shape: shape.to_vec(), axes, required };

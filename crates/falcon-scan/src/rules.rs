@@ -10,7 +10,7 @@ use crate::options::Options;
 use crate::plan::ScanPlan;
 use crate::tensors::Tensors;
 
-/// The tensors of the inputs.
+/// The numbers of the input tensors, which [`Inputs`] borrows.
 struct Tokens<F> {
     q: Vec<F>,
     k: Vec<F>,
@@ -44,27 +44,27 @@ pub(crate) fn run<F: Number>(
         None
     };
 
-    let mut found = Tensors::default();
-    found.put("out.o".into(), vec![sizes.tokens, sizes.heads, sizes.dim_v], out)?;
-    put_memory(&mut found, plan, rule, &after.memory)?;
+    let mut results = Tensors::default();
+    results.put("out.o".into(), vec![sizes.tokens, sizes.heads, sizes.dim_v], out)?;
+    put_memory(&mut results, plan, rule, &after.memory)?;
     if plan.variant.falcon {
-        put_continuation(&mut found, plan, &after)?;
+        put_continuation(&mut results, plan, &after)?;
         let realised = call.coefficients(&before).map_err(refused)?;
-        let (gain, head) = (plan.gain_shape(rule), vec![sizes.tokens, sizes.heads]);
-        found.put("aux.eta".into(), gain.clone(), realised.eta)?;
-        found.put("aux.gamma".into(), gain, realised.gamma)?;
-        found.put("aux.lam".into(), head.clone(), realised.lambda)?;
-        found.put("aux.E".into(), head, realised.energy)?;
+        let (gain_shape, head_shape) = (plan.gain_shape(rule), vec![sizes.tokens, sizes.heads]);
+        results.put("aux.eta".into(), gain_shape.clone(), realised.eta)?;
+        results.put("aux.gamma".into(), gain_shape, realised.gamma)?;
+        results.put("aux.lam".into(), head_shape.clone(), realised.lambda)?;
+        results.put("aux.E".into(), head_shape, realised.energy)?;
     }
     if let Some(grads) = grads {
-        put_grads(&mut found, file, plan, rule, grads)?;
+        put_grads(&mut results, file, plan, rule, grads)?;
     }
-    Ok(found)
+    Ok(results)
 }
 
 /// The gradients of the tensors that the file has, in their shapes.
 fn put_grads<F: Number>(
-    found: &mut Tensors,
+    results: &mut Tensors,
     file: &ScanFile<'_>,
     plan: &ScanPlan,
     rule: &Rule,
@@ -80,13 +80,13 @@ fn put_grads<F: Number>(
         (plan.variant.gain, grads.gain),
         (plan.variant.decay, decay),
         (Some("in.k_last"), grads.state.last_key),
-        (Some("in.tail_x"), tail(&grads.state.tail_x, rule, plan.tail, sequences)),
-        (Some("in.tail_v"), tail(&grads.state.tail_v, rule, plan.tail, sequences)),
+        (Some("in.tail_x"), first_pairs(&grads.state.tail_x, rule, plan.tail, sequences)),
+        (Some("in.tail_v"), first_pairs(&grads.state.tail_v, rule, plan.tail, sequences)),
         (Some("in.S0"), s),
         (Some("in.z0"), z),
     ] {
         if let Some((name, shape)) = name.and_then(|name| Some((name, file.shape(name)?))) {
-            found.put(grad_name(name), shape.to_vec(), values)?;
+            results.put(grad_name(name), shape.to_vec(), values)?;
         }
     }
     Ok(())
@@ -168,14 +168,14 @@ fn read_state<F: Number>(
     Ok(state)
 }
 
-/// The first `tail` slots of the tail of each sequence, `[sequences, tail, …]`.
-fn tail<F: Number>(slots: &[F], rule: &Rule, tail: usize, sequences: usize) -> Vec<F> {
-    if tail == 0 || sequences == 0 {
+/// The first `pairs` pairs of the tail of each sequence, `[sequences, pairs, …]`, of tails that have room for more.
+fn first_pairs<F: Number>(tails: &[F], rule: &Rule, pairs: usize, sequences: usize) -> Vec<F> {
+    if pairs == 0 || sequences == 0 {
         return Vec::new();
     }
-    let sequence = slots.len() / sequences;
-    let slot = sequence / rule.tail_capacity();
-    slots.chunks_exact(sequence).flat_map(|slots| &slots[..tail * slot]).copied().collect()
+    let per_sequence = tails.len() / sequences;
+    let per_pair = per_sequence / rule.tail_capacity();
+    tails.chunks_exact(per_sequence).flat_map(|tail| &tail[..pairs * per_pair]).copied().collect()
 }
 
 /// Fills a memory from `S` and `z`; a normalised memory has `z` as its last column.
@@ -202,47 +202,47 @@ fn split_memory<F: Number>(rule: &Rule, dim_v: usize, memory: &[F]) -> (Vec<F>, 
 }
 
 fn put_memory<F: Number>(
-    found: &mut Tensors,
+    results: &mut Tensors,
     plan: &ScanPlan,
     rule: &Rule,
     memory: &[F],
 ) -> Result<(), ScanError> {
     let Sizes { heads, dim_k, dim_v, .. } = plan.sizes;
     let (s, z) = split_memory(rule, dim_v, memory);
-    found.put("out.S".into(), plan.state_shape(&[heads, dim_k, dim_v]), s)?;
+    results.put("out.S".into(), plan.state_shape(&[heads, dim_k, dim_v]), s)?;
     if rule.normaliser.is_some() {
-        found.put("out.z".into(), plan.state_shape(&[heads, dim_k]), z)?;
+        results.put("out.z".into(), plan.state_shape(&[heads, dim_k]), z)?;
     }
     Ok(())
 }
 
-/// Adds the last keys, if any sequence has one, and the tails.
-fn put_continuation<F: Number>(found: &mut Tensors, plan: &ScanPlan, after: &State<F>) -> Result<(), ScanError> {
+/// Adds what the next segment continues from: the last keys, if any sequence has one, and the tails.
+fn put_continuation<F: Number>(results: &mut Tensors, plan: &ScanPlan, after: &State<F>) -> Result<(), ScanError> {
     let Sizes { heads, key_heads, dim_k, dim_v, sequences, .. } = plan.sizes;
     if after.started.contains(&true) {
-        found.put("out.k_last".into(), plan.state_shape(&[key_heads, dim_k]), after.last_key.clone())?;
+        results.put("out.k_last".into(), plan.state_shape(&[key_heads, dim_k]), after.last_key.clone())?;
     }
     let longest = after.tail_len.iter().copied().max().unwrap_or(0);
     if longest == 0 {
         return Ok(());
     }
-    for (name, slots, heads, width) in
+    for (name, tails, heads, width) in
         [("out.tail_x", &after.tail_x, key_heads, dim_k), ("out.tail_v", &after.tail_v, heads, dim_v)]
     {
         let mut values = Vec::new();
-        for (slots, &len) in slots.chunks_exact(slots.len() / sequences).zip(&after.tail_len) {
-            values.extend_from_slice(&slots[..len * heads * width]);
+        for (tail, &len) in tails.chunks_exact(tails.len() / sequences).zip(&after.tail_len) {
+            values.extend_from_slice(&tail[..len * heads * width]);
             values.resize(values.len() + (longest - len) * heads * width, F::zero());
         }
-        found.put(name.into(), plan.state_shape(&[longest, heads, width]), values)?;
+        results.put(name.into(), plan.state_shape(&[longest, heads, width]), values)?;
     }
     if plan.packed {
-        found.put_counts("out.tail_len", after.tail_len.iter().map(|len| *len as i64).collect());
+        results.put_counts("out.tail_len", after.tail_len.iter().map(|len| *len as i64).collect());
     }
     Ok(())
 }
 
-/// Describes an error of the kernels by the names of the file: its tensors, their axes, and the keys of `meta`.
+/// Restates an error of the kernels with the names of the file: its tensors, their axes, and the keys of `meta`.
 fn translate(error: Error, file: &ScanFile<'_>, plan: &ScanPlan) -> ScanError {
     match error {
         Error::Range { tensor, index, value, meaning, high, .. } => {

@@ -12,8 +12,7 @@ use crate::plan::ScanPlan;
 use crate::rules::grad_name;
 use crate::tensors::Tensors;
 
-/// A tensor `[tokens, heads, width]`, from which rows of one head of one sequence can be copied and to which they can
-/// be added.
+/// A tensor `[tokens, heads, width]`. The rows of one head and one sequence can be copied from it and added to it.
 struct Rows<F> {
     data: Vec<F>,
     heads: usize,
@@ -53,7 +52,7 @@ fn state<F: Number>(file: &ScanFile<'_>, name: &str, len: usize) -> Result<Vec<F
     Ok(file.read(name)?.unwrap_or_else(|| vec![F::zero(); len]))
 }
 
-/// Every head of every sequence, in order.
+/// Every head of every sequence, in order: the sequence, the head, and the tokens of the sequence.
 fn places(plan: &ScanPlan) -> Vec<(usize, usize, std::ops::Range<usize>)> {
     let heads = plan.sizes.heads;
     let sequences = plan.offsets.windows(2).map(|w| w[0]..w[1]).enumerate();
@@ -118,7 +117,7 @@ pub(crate) fn run_rls<F: Number>(
             }
             let memory = &memory[place * memory_len..][..memory_len];
             let inputs = rls::Inputs { q: &q, x: &x, v: &v, lambda: lambda[head], memory, dim_k, dim_v };
-            let found = rls::forward(&inputs)?;
+            let outputs = rls::forward(&inputs)?;
             let grads = if grad {
                 let upstream = rls::Outputs {
                     out: up_out.take(tokens, head),
@@ -129,7 +128,7 @@ pub(crate) fn run_rls<F: Number>(
             } else {
                 None
             };
-            Ok((found, grads))
+            Ok((outputs, grads))
         })
         .collect::<Result<_, ScanError>>()?;
 
@@ -138,11 +137,11 @@ pub(crate) fn run_rls<F: Number>(
     let (mut grad_q, mut grad_k) = (Rows::zeros(tokens, key_heads, dim_k), Rows::zeros(tokens, key_heads, dim_k));
     let mut grad_v = Rows::zeros(tokens, heads, dim_v);
     let (mut grad_lambda, mut grad_memory) = (vec![F::zero(); heads], Vec::new());
-    for ((_, head, tokens), (found, grads)) in places(plan).into_iter().zip(results) {
+    for ((_, head, tokens), (outputs, grads)) in places(plan).into_iter().zip(results) {
         let key_head = head / (heads / key_heads);
-        out.add(tokens.clone(), head, &found.out);
-        memories.extend(found.memory);
-        covariances.extend(found.covariance);
+        out.add(tokens.clone(), head, &outputs.out);
+        memories.extend(outputs.memory);
+        covariances.extend(outputs.covariance);
         let Some(grads) = grads else { continue };
         grad_q.add(tokens.clone(), key_head, &grads.q);
         match align {
@@ -204,14 +203,14 @@ pub(crate) fn run_ssm<F: Number>(
             let (x, b, c, dt) = (take(&x), take(&b), take(&c), take(&dt));
             let (a, state) = (&a[head * channels..][..channels], &start[place..][..channels]);
             let inputs = ssm::Inputs { x: &x, a, b: &b, c: &c, dt: &dt, state, dim_in, dim_out, order };
-            let found = ssm::forward(&inputs)?;
+            let outputs = ssm::forward(&inputs)?;
             let grads = if grad {
                 let upstream = ssm::Outputs { out: take(&up_out), state: up_state[place..][..channels].to_vec() };
                 Some(ssm::backward(&inputs, &upstream)?)
             } else {
                 None
             };
-            Ok((found, grads))
+            Ok((outputs, grads))
         })
         .collect::<Result<_, ScanError>>()?;
 
@@ -219,9 +218,9 @@ pub(crate) fn run_ssm<F: Number>(
     let zeros = |rows: &Rows<F>| Rows::<F>::zeros(tokens, heads, rows.width);
     let (mut grad_x, mut grad_b, mut grad_c, mut grad_dt) = (zeros(&x), zeros(&b), zeros(&c), zeros(&dt));
     let (mut states, mut grad_a, mut grad_start) = (Vec::new(), vec![F::zero(); a.len()], Vec::new());
-    for ((_, head, tokens), (found, grads)) in places(plan).into_iter().zip(results) {
-        out.add(tokens.clone(), head, &found.out);
-        states.extend(found.state);
+    for ((_, head, tokens), (outputs, grads)) in places(plan).into_iter().zip(results) {
+        out.add(tokens.clone(), head, &outputs.out);
+        states.extend(outputs.state);
         let Some(grads) = grads else { continue };
         for (to, from) in
             [(&mut grad_x, grads.x), (&mut grad_b, grads.b), (&mut grad_c, grads.c), (&mut grad_dt, grads.dt)]

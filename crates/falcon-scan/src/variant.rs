@@ -7,14 +7,14 @@ use falcon_kernels::solvers::ssm::Order;
 use crate::error::ScanError;
 use crate::file::ScanFile;
 
-/// What computes a variant.
+/// How a variant is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Method {
-    /// The kernels.
+    /// By the kernels.
     Rule(Rule),
-    /// The solver for recursive least squares.
+    /// By the solver for recursive least squares.
     Rls { align: Align },
-    /// The solver for diagonal state-space models.
+    /// By the solver for diagonal state-space models.
     Ssm { order: Order },
 }
 
@@ -25,6 +25,7 @@ type Name = Option<&'static str>;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Variant {
     pub name: &'static str,
+    /// Whether its `kind` is `falcon`; otherwise it is `baseline`.
     pub falcon: bool,
     base: Base,
     /// The tensor with the gains, if the rule has any.
@@ -33,6 +34,7 @@ pub(crate) struct Variant {
     pub decay: Name,
 }
 
+/// The rule or solver of a variant before the options of a file are applied.
 #[derive(Clone, Copy, Debug)]
 enum Base {
     Rule(Rule),
@@ -131,7 +133,7 @@ impl Variant {
         Ok(Method::Rule(rule))
     }
 
-    /// Whether the variant writes the last `B` pairs; the others write one.
+    /// Whether each step of the variant writes the last `B` pairs. The other variants write one pair.
     pub fn slides(&self) -> bool {
         matches!(self.base, Base::Rule(Rule { window, .. }) if window > 1)
     }

@@ -74,7 +74,7 @@ fn slice(file: &File, from: usize, to: usize) -> File {
     part
 }
 
-/// Makes `file` go on where the run that gave `before` ended.
+/// Makes `file` continue the run whose results are `before`.
 fn continue_from(file: &mut File, before: &Tensors) {
     for key in ["continued", "sentinel", "n_tail"] {
         file.meta.remove(key);
@@ -105,7 +105,7 @@ fn packed_sequences_equal_separate_ones() {
         let whole = File::golden(name);
         let tokens = whole.tensors["up.o"].shape[0];
         let cuts = [0, tokens / 2, tokens];
-        // Different starts, so that mixing them up would show.
+        // The initial states differ, so that mixing them up would show.
         let mut parts: Vec<File> = cuts.windows(2).map(|cut| slice(&whole, cut[0], cut[1])).collect();
         for start in ["in.S0", "in.z0", "in.h0"] {
             if whole.tensors.contains_key(start) {
@@ -156,9 +156,9 @@ fn packed_tails_may_differ_in_length() {
     let short = run(&slice(&whole, 0, 3));
     let padded = first.get("out.tail_x").unwrap().to_f64();
     assert_close("tail of the short one", &padded[..6], &short.get("out.tail_x").unwrap().to_f64());
-    assert!(padded[6..18].iter().all(|x| *x == 0.0));
+    assert!(padded[6..18].iter().all(|x| *x == 0.0), "the short tail is padded with zeros: {padded:?}");
 
-    // Continued with the same tokens, the short one must do as it does alone.
+    // Continued with the same tokens, the short sequence must give the same results as on its own.
     let mut next = packed.clone();
     continue_from(&mut next, &first);
     next.set_integers("in.tail_len", &[2, 6, 0]);
@@ -173,7 +173,7 @@ fn packed_tails_may_differ_in_length() {
 }
 
 #[test]
-fn segments_equal_the_whole() {
+fn two_segments_equal_the_whole_sequence() {
     for name in
         ["falcon1_ridge_scaled", "falcon2_same_step", "falcon3_ridge_off", "falcon3_same_step", "falcon3a_ctx_eta"]
     {
@@ -203,7 +203,7 @@ fn segments_equal_the_whole() {
 }
 
 #[test]
-fn grouped_heads_equal_repeated_ones() {
+fn grouped_heads_equal_repeated_key_heads() {
     for name in [
         "falcon2_ridge_off",
         "falcon3_beta_gt1",
@@ -254,7 +254,7 @@ fn grouped_heads_equal_repeated_ones() {
 }
 
 #[test]
-fn no_tokens_change_nothing() {
+fn a_file_without_tokens_keeps_its_state() {
     for name in CASES.into_iter().chain(["falcon3_continuation", "falcon2_continuation"]) {
         let file = slice(&File::golden(name), 0, 0);
         let found = run(&file);
@@ -298,11 +298,11 @@ fn bad_offsets_are_refused() {
     assert!(refusal(&file).contains("in.S0 has shape [2, 4, 3], expected [2, 2, 4, 3]"), "{}", refusal(&file));
     let mut file = File::golden("falcon1_ridge_scaled").without("in.S0");
     file.set_integers("in.cu_seqlens", &[0, 2, 2, 5]);
-    assert!(refusal(&file).contains("sequence 1 of in.cu_seqlens"));
+    assert!(refusal(&file).contains("sequence 1 of in.cu_seqlens"), "{}", refusal(&file));
 }
 
 #[test]
-fn mamba2_is_its_recurrence() {
+fn mamba2_matches_its_recurrence() {
     let mut file = File::golden("base_gated_deltanet_p0").with("variant", "mamba2");
     file.tensors.retain(|name, _| name.starts_with("in."));
     let (q, k, v) = (file.numbers("in.q"), file.numbers("in.k"), file.numbers("in.v"));
@@ -327,7 +327,7 @@ fn mamba2_is_its_recurrence() {
 }
 
 #[test]
-fn short_number_formats_are_read() {
+fn formats_shorter_than_f64_are_read() {
     let mut file = File::golden("base_linattn_same_p0");
     // Multiples of 1/8 up to 4 are exact in all formats.
     for (name, tensor) in file.clone().tensors {

@@ -7,7 +7,7 @@ use falcon_kernels::Form;
 use falcon_scan::Options;
 use serde_json::Value;
 
-/// Expects a refusal with gradients asked for, in one line that has all `words`.
+/// Runs a file with gradients, and expects an error of one line that contains all `words`.
 fn refused(what: &str, bytes: &[u8], words: &[&str]) {
     let options = Options { grad: true, ..Options::default() };
     let error = falcon_scan::run(bytes, &options).expect_err(what).to_string();
@@ -30,9 +30,9 @@ fn broken_containers_are_refused() {
         refused("truncated", &bytes[..length], &["safetensors"]);
     }
     refused("trailing bytes", &[&bytes[..], &[0]].concat(), &["safetensors"]);
-    let mut lying = bytes.clone();
-    lying[..8].copy_from_slice(&(1u64 << 60).to_le_bytes());
-    refused("header length", &lying, &["safetensors", "header too large"]);
+    let mut wrong_length = bytes.clone();
+    wrong_length[..8].copy_from_slice(&(1u64 << 60).to_le_bytes());
+    refused("header length", &wrong_length, &["safetensors", "header too large"]);
 
     let header =
         |header: &str, data: &[u8]| [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat();
@@ -109,7 +109,7 @@ fn bad_tensors_are_refused() {
     refused("groups", &heads.bytes(), &["in.v has 2 heads and in.q 3"]);
 }
 
-/// Only the sliding rules keep pairs. Of a tail that is empty they would have to say so, too.
+/// Only rules with a window keep pairs. The other rules refuse tensors of a tail, even if its length is 0.
 #[test]
 fn tails_of_rules_without_a_window_are_refused() {
     for packed in [false, true] {
@@ -180,9 +180,9 @@ fn bad_numbers_are_refused() {
     refused("overflow", &grows.bytes(), &["the result out.", "scale them down"]);
 }
 
-/// Widths multiply: a small file can ask for terabytes.
+/// The size of a state is a product of widths, so that a small file can need terabytes.
 #[test]
-fn allocation_bombs_are_refused() {
+fn small_files_that_need_huge_memory_are_refused() {
     let wide = 1 << 20;
     let mut file = File::golden("base_linattn_same_p0");
     file.tensors.clear();
@@ -198,12 +198,13 @@ fn allocation_bombs_are_refused() {
     }
     refused("no tokens, many heads", &file.bytes(), &["GiB", "--max-memory"]);
 
-    // No tensor bounds the window, and a long one costs nothing: the tail has 6 pairs, and 5 new ones.
+    // No tensor limits the window, but a window longer than all pairs costs nothing: the new tail has the 6 pairs of
+    // the old one and 5 more.
     let found = falcon_scan::run(&base().with("B", u64::MAX).bytes(), &Options::default()).unwrap();
     assert_eq!(found.tensors.get("out.tail_x").unwrap().shape, [11, 1, 8]);
 }
 
-/// Offsets that do not cut the tokens into sequences, each with the place of the first that is wrong.
+/// The error names the first offset that is wrong.
 #[test]
 fn bad_offsets_are_refused() {
     let file = |offsets: &[i64]| {
@@ -216,6 +217,7 @@ fn bad_offsets_are_refused() {
         file.set_integers("in.cu_seqlens", &offsets);
         (file.bytes(), tokens)
     };
+    // Stands for the number of tokens.
     let end = i64::MAX;
     assert!(falcon_scan::run(&file(&[0, 2, 2, end]).0, &Options::default()).is_ok());
     for (offsets, position, got) in [
@@ -232,9 +234,9 @@ fn bad_offsets_are_refused() {
     }
 }
 
-/// Per-column rules work on short stretches of a long chunk, and are not refused for memory that they do not take.
+/// Per-column rules compute a long chunk in short pieces, and must not be refused for memory that they do not use.
 #[test]
-fn the_estimate_knows_the_stretch_of_a_form() {
+fn the_memory_estimate_depends_on_the_form() {
     let (tokens, width) = (4096, 4);
     let mut file = File::golden("falcon2_ridge_off");
     file.tensors.clear();

@@ -23,7 +23,7 @@ pub struct Spec {
     pub dim_v: usize,
     /// Whether the sequences continue earlier ones, with a last key, and with a tail if the rule has a window.
     pub continued: bool,
-    /// Norm of a key.
+    /// Approximate norm of a key.
     pub key_norm: f64,
     /// Range of `β`, or of `η` times the energy.
     pub gain: (f64, f64),
@@ -157,7 +157,7 @@ impl Case<f64> {
             }
         }
         if spec.continued {
-            // Some sequences of a batch are fresh nevertheless, but never the only one.
+            // Some sequences of a batch stay fresh, but never all of them.
             let fresh = |sequence: usize| sequence + 1 < sizes.sequences && sequence % 3 == 1;
             state.started = (0..sizes.sequences).map(|sequence| !fresh(sequence)).collect();
             let tail = |started: &bool| if *started { random.below(rule.window) } else { 0 };
@@ -274,8 +274,8 @@ impl<F: Compiled> Case<F> {
         CaseOutput { out: all, state: decoder.into_state(), grads: Vec::new() }
     }
 
-    /// The given tokens, divided at `offsets`. The states stay those of the whole case, so the number of sequences must
-    /// match.
+    /// The given tokens, divided into sequences at `offsets`. The states are those of the whole case, so the number of
+    /// sequences must be the same.
     pub fn take(&self, tokens: &[usize], offsets: Vec<usize>) -> Self {
         let rows = |data: &[F]| {
             let width = data.len().checked_div(self.sizes.tokens).unwrap_or(0);
@@ -301,6 +301,7 @@ impl<F: Compiled> Case<F> {
 fn clear_unused(rule: &Rule, state: &mut State<f64>) {
     let sequences = state.started.len().max(1);
     let (slots, key) = (rule.tail_capacity().max(1), state.last_key.len() / sequences);
+    // Numbers of a key and of a value in a slot.
     let (x, v) = (state.tail_x.len() / sequences / slots, state.tail_v.len() / sequences / slots);
     for sequence in 0..state.started.len() {
         if !state.started[sequence] {

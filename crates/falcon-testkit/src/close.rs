@@ -23,16 +23,17 @@ pub fn rms_error(a: &[f64], b: &[f64]) -> f64 {
     if scale == 0.0 { difference } else { difference / scale }
 }
 
-/// Panics with a list of all tensors of `a` whose [`max_error`] from that of `b` is above `tolerance`.
+/// Panics if the [`max_error`] between a tensor of `a` and the tensor of the same name in `b` is above `tolerance`. The
+/// message lists all such tensors.
 pub fn assert_close(label: &str, a: &Named, b: &Named, tolerance: f64) {
     let names = |named: &Named| named.iter().map(|(name, _)| *name).collect::<Vec<_>>();
-    assert_eq!(names(a), names(b), "{label}");
-    let mut far = Vec::new();
+    assert_eq!(names(a), names(b), "{label}: names of tensors");
+    let mut failures = Vec::new();
     for ((name, a), (_, b)) in a.iter().zip(b) {
         let error = max_error(a, b);
         if error.is_nan() || error > tolerance {
-            far.push(format!("{name}: {error:.2e}"));
+            failures.push(format!("{name}: {error:.2e}"));
         }
     }
-    assert!(far.is_empty(), "{label}: above {tolerance:.0e}: {}", far.join(", "));
+    assert!(failures.is_empty(), "{label}: errors above {tolerance:.0e}: {}", failures.join(", "));
 }

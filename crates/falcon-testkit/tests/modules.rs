@@ -5,10 +5,10 @@
 //! FALCON_UPDATE=1 cargo test --release -p falcon-testkit --test modules   writes it into ARCHITECTURE.md
 //! ```
 //!
-//! One module uses another if its code names anything that the other defines. A re-export counts for the module that
-//! defines the item, and a module that re-exports what its own submodules define does not use them by that. Code for
-//! tests does not count. Cycles are looked for between the submodules of each module, and between these and the code
-//! of the module itself.
+//! One module uses another if its code names anything that the other defines. The name of a re-exported item is a use
+//! of the module that defines the item. Re-exporting the items of its own submodules is not a use of them. Code for
+//! tests does not count. Cycles are looked for between the submodules of each module, and between these and the code of
+//! the module itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,13 +17,13 @@ use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
 use syn::{Attribute, File, Item, ItemMod, ItemUse, UseTree, Visibility};
 
-/// The names on the way to a module from the root of its crate, which has none.
+/// The names of the modules from the root of the crate down to a module; empty for the root itself.
 type ModulePath = Vec<String>;
 
 /// For each node of a graph, the nodes that it uses.
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
-/// What one source file says.
+/// The paths that a module names and re-exports.
 #[derive(Default)]
 struct Module {
     /// Paths that its code names, from the root of the crate.
@@ -46,7 +46,7 @@ impl Crate {
         Self { modules }
     }
 
-    /// The module that defines what `path` names: the deepest module on the way, beyond re-exports.
+    /// The module that defines what `path` names: the deepest module of the path, after re-exports have been followed.
     fn resolve(&self, path: &[String]) -> ModulePath {
         let depth = (0..=path.len()).rev().find(|depth| self.modules.contains_key(&path[..*depth])).unwrap();
         let module = path[..depth].to_vec();
@@ -96,7 +96,7 @@ fn read_module(file: &Path, folder: &Path, path: ModulePath, modules: &mut BTree
     reader.visit_file(&syntax);
     for child in &reader.children {
         let places = [folder.join(format!("{child}.rs")), folder.join(child).join("mod.rs")];
-        // A module within braces is a part of its file.
+        // A module without a file of its own, `mod name { … }`, is a part of this file.
         if let Some(file) = places.into_iter().find(|path| path.is_file()) {
             read_module(&file, &folder.join(child), [&path[..], std::slice::from_ref(child)].concat(), modules);
         }
@@ -135,8 +135,8 @@ impl Reader {
         }
     }
 
-    fn name(&mut self, segments: &[String]) {
-        // A name alone is imported or defined here.
+    fn add_named(&mut self, segments: &[String]) {
+        // A single name is imported or defined in this file.
         if segments.len() > 1
             && let Some(path) = self.absolute(segments)
         {
@@ -155,7 +155,7 @@ impl Reader {
                 self.imported(&imported, known_as, exported);
             }
             UseTree::Rename(rename) => self.imported(&with(&rename.ident), rename.rename.to_string(), exported),
-            UseTree::Glob(_) => self.name(&[before, &["*".into()]].concat()),
+            UseTree::Glob(_) => self.add_named(&[before, &["*".into()]].concat()),
         }
     }
 
@@ -203,27 +203,27 @@ impl<'ast> Visit<'ast> for Reader {
         }
     }
 
-    /// `pub(in crate::module)` says who may see an item, and uses nothing.
+    /// The path in `pub(in crate::module)` restricts visibility; it does not count as a use of the module.
     fn visit_visibility(&mut self, _: &'ast Visibility) {}
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let segments: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
-        self.name(&segments);
+        self.add_named(&segments);
         visit::visit_path(self, path);
     }
 }
 
-/// The nodes of a graph, each after all that it uses; or a cycle.
+/// The nodes of a graph, each after all nodes that it uses; if that is impossible, a cycle as an error.
 fn ordered(graph: &Graph) -> Result<Vec<String>, Vec<String>> {
-    let (mut order, mut left) = (Vec::new(), graph.clone());
-    while !left.is_empty() {
-        let is_ready = |used: &BTreeSet<String>| used.iter().all(|name| !left.contains_key(name));
+    let (mut order, mut remaining) = (Vec::new(), graph.clone());
+    while !remaining.is_empty() {
+        let is_ready = |used: &BTreeSet<String>| used.iter().all(|name| !remaining.contains_key(name));
         let ready: Vec<String> =
-            left.iter().filter(|(_, used)| is_ready(used)).map(|(name, _)| name.clone()).collect();
+            remaining.iter().filter(|(_, used)| is_ready(used)).map(|(name, _)| name.clone()).collect();
         if ready.is_empty() {
-            return Err(cycle(&left));
+            return Err(cycle(&remaining));
         }
-        left.retain(|name, _| !ready.contains(name));
+        remaining.retain(|name, _| !ready.contains(name));
         order.extend(ready);
     }
     Ok(order)
@@ -231,14 +231,14 @@ fn ordered(graph: &Graph) -> Result<Vec<String>, Vec<String>> {
 
 /// A cycle of a graph in which every node uses another.
 fn cycle(graph: &Graph) -> Vec<String> {
-    let mut way = vec![graph.keys().next().unwrap().clone()];
+    let mut path = vec![graph.keys().next().unwrap().clone()];
     loop {
-        let next = graph[way.last().unwrap()].iter().find(|name| graph.contains_key(*name)).unwrap().clone();
-        if let Some(start) = way.iter().position(|name| *name == next) {
-            way.push(next);
-            return way.split_off(start);
+        let next = graph[path.last().unwrap()].iter().find(|name| graph.contains_key(*name)).unwrap().clone();
+        if let Some(start) = path.iter().position(|name| *name == next) {
+            path.push(next);
+            return path.split_off(start);
         }
-        way.push(next);
+        path.push(next);
     }
 }
 
@@ -254,7 +254,7 @@ fn lines(graph: &Graph, order: &[String]) -> String {
     order.iter().filter(|name| !name.is_empty()).map(line).collect()
 }
 
-/// Which crates of the workspace depend on which, without those that only their tests need.
+/// The dependencies between the crates of the workspace, without those that only their tests need.
 fn crate_graph(folders: &[PathBuf]) -> Graph {
     let name = |folder: &PathBuf| folder.file_name().unwrap().to_string_lossy().into_owned();
     let names: Vec<String> = folders.iter().map(name).collect();
@@ -304,9 +304,9 @@ fn modules_use_each_other_without_cycles_as_the_architecture_shows() {
     }
 }
 
-/// The reader sees what it must: imports, re-exports, paths within code, and cycles.
+/// Imports, re-exports and paths within code count as uses, and cycles of uses are found.
 #[test]
-fn cycles_are_found() {
+fn uses_and_cycles_are_found() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("modules");
     fs::create_dir_all(folder.join("src/b")).unwrap();
     let write = |name: &str, text: &str| fs::write(folder.join("src").join(name), text).unwrap();

@@ -1,8 +1,7 @@
 """Rules as differentiable PyTorch operations.
 
 :func:`falcon` runs any rule over sequences, :func:`falcon_step` one token. The functions of
-:mod:`falcon_fwa.ops.fla` have the
-names, arguments and defaults of flash-linear-attention's.
+:mod:`falcon_fwa.ops.fla` have the names, arguments and defaults of flash-linear-attention's.
 """
 
 try:

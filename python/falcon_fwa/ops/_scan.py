@@ -1,13 +1,13 @@
 """The PyTorch operators over the kernels: ``falcon_fwa::scan``, its backward, and ``falcon_fwa::step``.
 
-They are what :mod:`torch.library` asks for: functional, with shapes known without running (fake kernels), with autograd
-and vmap. Tensors come in with the strides they have; results come from PyTorch's allocator. bfloat16 and float16 are
+They are registered with :mod:`torch.library`: functional operators with fake kernels (which give shapes without
+computing), autograd and vmap. Inputs may have any strides, and PyTorch allocates the results. bfloat16 and float16 are
 computed in float32.
 """
 
 from __future__ import annotations
 
-# PyTorch reads the schema of an operator from annotations, and wants these spellings.
+# PyTorch reads the schema of an operator from annotations, and needs these spellings.
 from typing import List, Optional, Tuple  # noqa: UP035
 
 import torch
@@ -21,15 +21,15 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What a call computes in, and what its state is in."""
+    """The dtype that a call computes in, which is also that of its state."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _rows(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """In the working type, with the numbers of a row side by side; anything else stays where it lies."""
+    """The tensor in ``dtype``, with the last of four axes contiguous; copied only where that needs a copy."""
     tensor = tensor.detach().to(dtype)
-    sides = tensor.ndim < 4 or tensor.shape[-1] == 1 or tensor.stride(-1) == 1
-    return tensor if sides else tensor.contiguous()
+    fits = tensor.ndim < 4 or tensor.shape[-1] == 1 or tensor.stride(-1) == 1
+    return tensor if fits else tensor.contiguous()
 
 
 def _inputs(q: Tensor, k: Tensor, v: Tensor, gain: Tensor | None, decay: Tensor | None) -> tuple[Inputs, torch.dtype]:
@@ -50,14 +50,14 @@ def _offsets(cu_seqlens: Tensor | None) -> Tensor | None:
 
 
 def _state(state: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    *numbers, counts = state
-    return (*(part.detach().to(dtype).contiguous() for part in numbers), counts.detach().contiguous())
+    *parts, counts = state
+    return (*(part.detach().to(dtype).contiguous() for part in parts), counts.detach().contiguous())
 
 
 def _empty_state(rule: Rule, sizes: Sizes, like: Tensor) -> tuple[Tensor, ...]:
-    *numbers, counts = state_shapes(rule, sizes)
+    *shapes, counts_shape = state_shapes(rule, sizes)
     dtype = working_dtype(like.dtype)
-    return (*(like.new_empty(shape, dtype=dtype) for shape in numbers), like.new_empty(counts, dtype=torch.int64))
+    return (*(like.new_empty(shape, dtype=dtype) for shape in shapes), like.new_empty(counts_shape, dtype=torch.int64))
 
 
 @torch.library.custom_op("falcon_fwa::scan", mutates_args=(), device_types="cpu")
@@ -83,8 +83,8 @@ def scan(
     inputs, dtype = _inputs(q, k, v, gain, decay)
     out = q.new_empty((sizes.batch, sizes.time, sizes.heads, sizes.dim_v), dtype=dtype)
     final = _empty_state(parsed, sizes, q)
-    numbers = saved_numbers(parsed, sizes, form, chunk_size, cu_seqlens is not None) if save else 0
-    saved = q.new_empty(numbers, dtype=dtype)
+    length = saved_numbers(parsed, sizes, form, chunk_size, cu_seqlens is not None) if save else 0
+    saved = q.new_empty(length, dtype=dtype)
     state = _state((memory, last_key, tail_key, tail_value, counts), dtype)
     _native.forward(
         rule, form, chunk_size, inputs, _offsets(cu_seqlens), state, out, final, saved if save else None,
@@ -113,8 +113,8 @@ def _scan_fake(
 ):
     parsed, sizes = Rule.parse(rule), _sizes(q, v, cu_seqlens)
     out = v.new_empty((sizes.batch, sizes.time, sizes.heads, sizes.dim_v))
-    numbers = saved_numbers(parsed, sizes, form, chunk_size, cu_seqlens is not None) if save else 0
-    saved = q.new_empty((numbers,), dtype=working_dtype(q.dtype))
+    length = saved_numbers(parsed, sizes, form, chunk_size, cu_seqlens is not None) if save else 0
+    saved = q.new_empty((length,), dtype=working_dtype(q.dtype))
     return out, *_empty_state(parsed, sizes, q), saved
 
 
@@ -138,26 +138,26 @@ def scan_backward(
     form: str,
     chunk_size: int,
 ) -> List[Tensor]:  # noqa: UP006
-    """Gradients of q, k, v, gain and decay where they are given, then of memory, last key and both tails.
+    """Gradients for q, k, v, gain and decay, without those that are ``None``, then for memory, last key and both tails.
 
-    ``grad_final`` has the gradients of the four parts of the final state, or nothing where nothing depends on it.
+    ``grad_final`` has the gradients with respect to the final memory, last key and tails; it is empty if the loss does
+    not depend on them.
     """
     parsed, sizes = Rule.parse(rule), _sizes(q, v, cu_seqlens)
     inputs, dtype = _inputs(q, k, v, gain, decay)
     grads = tuple(None if x is None else torch.zeros(x.shape, dtype=dtype) for x in inputs)
-    incoming = _empty_state(parsed, sizes, q)
+    grad_initial = _empty_state(parsed, sizes, q)
     state = _state((memory, last_key, tail_key, tail_value, counts), dtype)
-    final = tuple(part.detach().to(dtype).contiguous() for part in grad_final) or None
+    final_grads = tuple(part.detach().to(dtype).contiguous() for part in grad_final) or None
     _native.backward(
         rule, form, chunk_size, inputs, _offsets(cu_seqlens), state, saved.detach(), _rows(grad_out, dtype),
-        final, grads,
-        incoming, torch.get_num_threads(),
+        final_grads, grads, grad_initial, torch.get_num_threads(),
     )  # fmt: skip
     given = [x for x in (q, k, v, gain, decay) if x is not None]
-    made = [grad for grad in grads if grad is not None]
-    of_inputs = [grad.to(x.dtype) for x, grad in zip(given, made, strict=True)]
+    given_grads = [grad for grad in grads if grad is not None]
+    input_grads = [grad.to(x.dtype) for x, grad in zip(given, given_grads, strict=True)]
     parts = (memory, last_key, tail_key, tail_value)
-    return of_inputs + [grad.to(part.dtype) for part, grad in zip(parts, incoming[:4], strict=True)]
+    return input_grads + [grad.to(part.dtype) for part, grad in zip(parts, grad_initial[:4], strict=True)]
 
 
 @scan_backward.register_fake
@@ -184,15 +184,15 @@ def _backward(ctx, grad_out, *rest):
     q, v, state = tensors[0], tensors[2], tensors[5:9]
     if grad_out is None:
         grad_out = torch.zeros_like(v)
-    final = []
+    grad_final = []
     if any(grad is not None for grad in rest[:4]):
         dtype = working_dtype(q.dtype)
-        final = [
+        grad_final = [
             x.new_zeros(x.shape, dtype=dtype) if grad is None else grad for x, grad in zip(state, rest, strict=False)
         ]
-    grads = iter(scan_backward(grad_out, final, *tensors, saved, *ctx.options))
-    of_tensors = [None if x is None else next(grads) for x in tensors[:9]]
-    return *of_tensors, None, None, None, None, None, None
+    grads = iter(scan_backward(grad_out, grad_final, *tensors, saved, *ctx.options))
+    tensor_grads = [None if x is None else next(grads) for x in tensors[:9]]
+    return *tensor_grads, None, None, None, None, None, None
 
 
 scan.register_autograd(_backward, setup_context=_setup_context)
@@ -227,11 +227,11 @@ def _step_fake(q, k, v, gain, decay, memory, last_key, tail_key, tail_value, cou
     return v.new_empty((sizes.batch, sizes.time, sizes.heads, sizes.dim_v)), *_empty_state(parsed, sizes, q)
 
 
-# --- vmap: the new axis becomes more sequences -----------------------------------------------------------------------
+# --- vmap: the mapped axis is folded into the sequences --------------------------------------------------------------
 
 
 def _front(size: int, tensor: Tensor | None, axis: int | None) -> Tensor | None:
-    """The mapped axis first; made where there is none."""
+    """The tensor with its mapped axis first; expanded along a new axis if it is not mapped."""
     if tensor is None:
         return None
     return tensor.unsqueeze(0).expand(size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
@@ -251,7 +251,7 @@ def _unfold_tokens(tensor: Tensor, size: int, packed: bool) -> Tensor:
 
 
 def _fold_offsets(size: int, offsets: Tensor | None) -> Tensor | None:
-    """``[size, sequences + 1]`` as one list of ``size · sequences``."""
+    """Offsets ``[size, sequences + 1]`` as those of ``size · sequences`` sequences, one after the other."""
     if offsets is None:
         return None
     offsets = offsets.to(torch.int64)
@@ -269,7 +269,7 @@ def _scan_vmap(info, in_dims, *args):
     tokens = [_fold_tokens(tensor, packed) for tensor in front[:5]]
     state = [part.flatten(0, 1) for part in front[5:10]]
     out, *final, saved = scan(*tokens, *state, _fold_offsets(size, front[10]), *options)
-    # What is saved belongs to all of them; it is given back by the first.
+    # What is saved belongs to all elements at once. Return it with the first element, and zeros with the others.
     saved = torch.cat([saved.unsqueeze(0), saved.new_zeros((size - 1, saved.shape[0]))])
     parts = [part.unflatten(0, (size, -1)) for part in final]
     return (_unfold_tokens(out, size, packed), *parts, saved), (0,) * 7
@@ -286,23 +286,23 @@ def _scan_backward_vmap(info, in_dims, *args):
     final = [_front(size, part, axis) for part, axis in zip(grad_final, final_axes, strict=True)]
     front = [_front(size, tensor, axis) for tensor, axis in zip(tensors, axes, strict=True)]
     if axes[-1] is None:
-        # One forward pass and many gradients: what it saved belongs to each of them.
-        def one(index: int) -> list[Tensor]:
-            of_one = [None if tensor is None else tensor[index] for tensor in front]
-            return scan_backward(grad_out[index], [part[index] for part in final], *of_one, *options)
+        # The forward pass was not mapped: each of the mapped gradients needs all that it saved.
+        def element_grads(index: int) -> list[Tensor]:
+            element = [None if tensor is None else tensor[index] for tensor in front]
+            return scan_backward(grad_out[index], [part[index] for part in final], *element, *options)
 
-        back = [torch.stack(grads) for grads in zip(*(one(index) for index in range(size)), strict=True)]
-        return back, [0] * len(back)
+        stacked = [torch.stack(grads) for grads in zip(*(element_grads(index) for index in range(size)), strict=True)]
+        return stacked, [0] * len(stacked)
     packed = front[10] is not None
     tokens = [_fold_tokens(tensor, packed) for tensor in front[:5]]
     state = [part.flatten(0, 1) for part in front[5:10]]
     folded = [part.flatten(0, 1) for part in final]
     offsets = _fold_offsets(size, front[10])
     grads = scan_backward(_fold_tokens(grad_out, packed), folded, *tokens, *state, offsets, front[11][0], *options)
-    of_tokens, of_state = grads[:-4], grads[-4:]
-    back = [_unfold_tokens(grad, size, packed) for grad in of_tokens]
-    back += [grad.unflatten(0, (size, -1)) for grad in of_state]
-    return back, [0] * len(back)
+    token_grads, state_grads = grads[:-4], grads[-4:]
+    unfolded = [_unfold_tokens(grad, size, packed) for grad in token_grads]
+    unfolded += [grad.unflatten(0, (size, -1)) for grad in state_grads]
+    return unfolded, [0] * len(unfolded)
 
 
 @step.register_vmap

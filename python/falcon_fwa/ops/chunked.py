@@ -1,12 +1,12 @@
-"""All rules in plain PyTorch, chunk by chunk: any device, gradients by autograd, made to be compiled.
+"""All rules in plain PyTorch, chunk by chunk: for any device, with gradients by autograd, and for ``torch.compile``.
 
 Every rule is one update of a memory ``S``, whose step ``i`` writes the pairs ``(x_j, v_j)`` of a window::
 
     S_i = γ_i S_{i−1} + Σ_j x_j b_{j,i}ᵀ        b_{j,i} = w_i v_j − e_i S_{i−1}ᵀ x_j        o_i = S_iᵀ q_i
 
 First come the coefficients ``γ``, ``w`` and ``e`` (:func:`coefficients`), then one scan for all rules. In a chunk that
-begins with ``S_0``, with ``D_{i,s} = γ_{s+1} ⋯ γ_i``, the product of the carries after step ``s`` up to step ``i`` (no
-carry is divided by, and any may be 0)::
+begins with ``S_0``, with ``D_{i,s} = γ_{s+1} ⋯ γ_i``, the product of the decay factors of steps ``s + 1`` to ``i``
+(nothing is divided by a decay factor, and any may be 0)::
 
     S_i = D_{i,0} S_0 + Σ_p A_{i,p} x_p b_pᵀ
 
@@ -16,7 +16,7 @@ it, else 0. With erasure a row ``(s, j)`` is what step ``s`` writes for its pair
 
     (I + L) b = w v − e D_{i−1,0} S_0ᵀ x        L_{(i,j),(s,l)} = e_i D_{i−1,s} (x_j · x_l),  s < i
 
-Rules with a gain for each column are the same with one memory of one column for each.
+Rules with a gain for each column of the value do the same for every column, with a memory of one column.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ if TYPE_CHECKING:
     from .falcon import FalconState
 
 _COLUMN_CHUNK = 16
-"""Steps of a chunk where every column has its own carries: the products are then as many as ``steps² · columns``."""
+"""The most steps in a chunk if every column has its own decay factors: they have ``steps² · columns`` products."""
 
 
 class Coefficients(NamedTuple):
-    """What the gains come to, ``[sequences, heads, groups, time]``; a group is one column, or all of them."""
+    """The coefficients of steps, ``[sequences, heads, groups, time]``; a group is one column of the value, or all."""
 
     gamma: Tensor
-    """The carry ``γ``."""
+    """The decay factor ``γ``."""
     write: Tensor
-    """The gain ``w`` of the value, divided by the pairs in the window."""
+    """The gain ``w`` of the value, divided by the number of pairs in the window."""
     erase: Tensor
-    """The gain ``e`` of the prediction, likewise."""
+    """The gain ``e`` of the prediction, divided likewise."""
 
 
 class Pairs(NamedTuple):
-    """The pairs of sequences side by side: first ``window − 1`` from before, then one for each token."""
+    """The pairs of every sequence: first the ``window − 1`` before its tokens, then one for each token."""
 
     x: Tensor
     """Keys ``[sequences, rows, key heads, dim_k]``, 0 where there is no pair."""
     v: Tensor
-    """Values ``[sequences, rows, heads, dim_v]``, likewise."""
+    """Values ``[sequences, rows, heads, dim_v]``, 0 where there is no pair."""
     valid: Tensor
     """Whether there is a pair ``[sequences, rows]``."""
 
@@ -70,13 +70,13 @@ def energies(rule: Rule, x: Tensor, pairs: Tensor) -> Tensor:
     """Return the energy ``E`` of every step ``[sequences, key heads, time]``.
 
     It is ``Σ ‖x_j‖² / B`` over the window, and for rules that erase the curvature ``λ_max(Σ x_j x_jᵀ) / B``. The
-    gradient of the latter is that of ``uᵀ X Xᵀ u / B``, ``u`` the top eigenvector of the Gram matrix ``X Xᵀ``; where
-    the top eigenvalue is repeated, any of them.
+    gradient of the latter is that of ``uᵀ X Xᵀ u / B``, ``u`` the top eigenvector of the Gram matrix ``X Xᵀ``, or any
+    of them where the top eigenvalue is repeated.
 
     Args:
         rule: The rule.
         x: Keys ``[sequences, key heads, rows, dim_k]``, 0 where there is no pair.
-        pairs: The pairs ``B`` of each window ``[sequences, time]``, 1 at least.
+        pairs: The number of pairs ``B`` in each window, ``[sequences, time]``, at least 1.
 
     """
     if rule.window > 1 and rule.erases:
@@ -90,15 +90,15 @@ def energies(rule: Rule, x: Tensor, pairs: Tensor) -> Tensor:
 def coefficients(
     rule: Rule, energy: Tensor | None, gain: Tensor | None, decay: Tensor | None, pairs: Tensor, valid: Tensor
 ) -> Coefficients:
-    """Gains and ridges to carries and step sizes; all are ``[sequences, heads, groups, time]``, or broadcast to it.
+    """Compute decay factors and gains; all are ``[sequences, heads, groups, time]``, or broadcast to it.
 
-    With the energy ``E`` and the ridge ``λ``, given or as ``λ̄E``::
+    With the energy ``E`` and the ridge ``λ``, which is given or is ``λ̄E``::
 
         η = β / (E + λ + ε), or given       γ = max(1 − ηλ, γ_floor), or given       w = η / B       e = w, or γw, or 0
 
     A step that is not ``valid`` writes nothing and forgets nothing: ``η = 0`` and ``γ = 1``.
     """
-    huge = torch.finfo(pairs.dtype).max / 4  # As good as infinite, but four of them can be added.
+    huge = torch.finfo(pairs.dtype).max / 4  # As good as infinite, but the sum of four is finite.
     eps = min(rule.eps, huge)
     energy = torch.zeros_like(pairs) if energy is None else energy.clamp(max=huge)
     ridge = torch.zeros_like(energy)
@@ -124,7 +124,7 @@ def coefficients(
     elif rule.decay == "none":
         gamma = torch.ones_like(eta)
     elif rule.gamma_floor is not None:
-        gamma = torch.where(gamma <= rule.gamma_floor, rule.gamma_floor, gamma)  # No gradient where it holds.
+        gamma = torch.where(gamma <= rule.gamma_floor, rule.gamma_floor, gamma)  # No gradient where the floor applies.
 
     gamma, write = torch.where(valid, gamma, 1), torch.where(valid, eta / pairs, 0)
     erase = gamma * write if rule.name == "gated-deltanet" else write
@@ -144,10 +144,10 @@ def normalise(raw: Tensor, eps: float) -> Tensor:
 def products(gamma: Tensor) -> Tensor:
     """Compute what is left at time ``i`` of the memory of time ``j``: ``γ_{j+1} ⋯ γ_i`` for ``j ≤ i``, else 0.
 
-    Products of runs of 1, 2, 4, … carries: exact where a carry is 0, and so is the gradient.
+    Made from products of runs of 1, 2, 4, … decay factors: exact where one is 0, and so is the gradient.
 
     Args:
-        gamma: Carries ``[…, steps]``; step ``i`` leads from time ``i − 1`` to time ``i``.
+        gamma: Decay factors ``[…, steps]``; step ``i`` leads from time ``i − 1`` to time ``i``.
 
     Returns:
         ``[…, steps + 1, steps + 1]``: one row for each time ``i``, one column for each time ``j``.
@@ -171,7 +171,7 @@ def _rows_at(rows: Tensor, index: Tensor) -> Tensor:
 
 
 def _pairs(rule: Rule, k: Tensor, v: Tensor, state: FalconState, lengths: Tensor | None) -> Pairs:
-    """Pair every value with its key, after those of the tail."""
+    """Pair every value with its key, and put the pairs of the tail first."""
     tokens = torch.arange(k.shape[1], device=k.device).unsqueeze(0)
     started, held = (state.counts[:, :1] > 0), state.counts[:, 1:]
     valid = torch.ones_like(tokens, dtype=torch.bool).expand(k.shape[0], -1)
@@ -183,7 +183,7 @@ def _pairs(rule: Rule, k: Tensor, v: Tensor, state: FalconState, lengths: Tensor
         valid = valid & ((tokens > 0) | started)
         held = torch.where(started, held, 0)
     if rule.window > 1:
-        # The tail lies at the front of its slots, and is needed at their end.
+        # The tail fills its slots from the front, and is needed at their end.
         slots = torch.arange(rule.window - 1, device=k.device) - (rule.window - 1) + held
         k = torch.cat([_rows_at(state.tail_key, slots), k], 1)
         v = torch.cat([_rows_at(state.tail_value, slots), v], 1)
@@ -193,7 +193,7 @@ def _pairs(rule: Rule, k: Tensor, v: Tensor, state: FalconState, lengths: Tensor
 
 
 def _advanced(rule: Rule, k: Tensor, pairs: Pairs, state: FalconState, lengths: Tensor | None) -> FalconState:
-    """Move the last key and the tail to where the sequences end. The memory is not touched."""
+    """The state with the last key and the tail at the end of the sequences, and the memory as before."""
     if lengths is None:
         lengths = torch.full_like(state.counts[:, 0], k.shape[1])
     tail = rule.window - 1
@@ -203,7 +203,7 @@ def _advanced(rule: Rule, k: Tensor, pairs: Pairs, state: FalconState, lengths: 
     if tail == 0:
         return state._replace(last_key=last_key, counts=torch.stack([started, state.counts[:, 1]], 1))
     slots = torch.arange(tail, device=k.device).unsqueeze(0)
-    ends = lengths.unsqueeze(1) + slots  # The window − 1 rows before the next token, some of which may be no pairs.
+    ends = lengths.unsqueeze(1) + slots  # The window − 1 rows before the next token, some of which may hold no pair.
     held = pairs.valid.gather(1, ends).sum(1, keepdim=True)
     rows = torch.where(slots < held, ends + tail - held, -1)
     counts = torch.stack([started, held.squeeze(1)], 1)
@@ -218,7 +218,7 @@ def _in_chunks(x: Tensor, size: int) -> Tensor:
 
 
 def _scan(
-    rule: Rule, q: Tensor, x: Tensor, v: Tensor, made: Coefficients, memory: Tensor, size: int
+    rule: Rule, q: Tensor, x: Tensor, v: Tensor, coeffs: Coefficients, memory: Tensor, size: int
 ) -> tuple[Tensor, Tensor]:
     """Return outputs and the final memory; the names of axes are those of the einsums.
 
@@ -226,14 +226,14 @@ def _scan(
         rule: The rule.
         q: Queries ``[n, h, time, k]``.
         x: Keys of the pairs ``[n, h, window − 1 + time, k]``.
-        v: Values of the pairs ``[n, h, g, window − 1 + time, v]``, in groups ``g`` of columns that share their carries.
-        made: Coefficients ``[n, h, g, time]``.
+        v: Values of the pairs ``[n, h, g, window − 1 + time, v]``, in groups ``g`` of columns with the same decay.
+        coeffs: Coefficients ``[n, h, g, time]``.
         memory: ``[n, h, g, k, v]``.
-        size: Steps ``i`` of a chunk, ``c`` counts them; a divisor of the time.
+        size: Steps per chunk, a divisor of the time; axis ``c`` counts chunks, axis ``i`` the steps of a chunk.
 
     """
     window = rule.window
-    gamma, write, erase = (_in_chunks(part, size) for part in made)  # [n, h, g, c, i]
+    gamma, write, erase = (_in_chunks(part, size) for part in coeffs)  # [n, h, g, c, i]
     decays = products(gamma)  # [n, h, g, c, time, time]
     carry, after = decays[..., 0], decays[..., 1:]
     q = q.unflatten(2, (-1, size))
@@ -245,7 +245,7 @@ def _scan(
         weights = after.repeat_interleave(window, -1)  # A_{i,(s,j)} = D_{i,s}
         before = weights[..., :-1, :].repeat_interleave(window, -2)
         gram = torch.einsum("nhcpk,nhcrk->nhcpr", x, x).unsqueeze(2)
-        # D_{i−1,s} is 0 unless s < i: what is above the blocks on the diagonal, and these, are 0.
+        # D_{i−1,s} is 0 unless s < i, so blocks on and above the diagonal are 0.
         lower = erase.unsqueeze(-1) * before * gram
         eye = torch.eye(size * window, dtype=x.dtype, device=x.device).expand_as(lower)
         inverse = torch.linalg.solve_triangular(eye + lower, eye, upper=False, unitriangular=True)
@@ -263,14 +263,14 @@ def _scan(
             weights = after @ torch.where((ago >= 0) & (ago < window), write.unsqueeze(-1), 0)  # A = D K
     read = slice(None, -1) if rule.read == "before" else slice(1, None)
     scores = weights[..., read, :] * torch.einsum("nhcik,nhcpk->nhcip", q, x).unsqueeze(2)
-    # One chunk after the other; taken apart at once, as the gradient of taking one is as large as all.
+    # Chunk by chunk. All are unbound at once, because the gradient of indexing one chunk would be as large as all.
     parts = [q.unbind(2), x.unbind(2), *(part.unbind(3) for part in (writes, scores, carry, weights[..., -1, :]))]
     solved = [inverse.unbind(3), erased.unbind(3)] if rule.erases else []
     outputs = []
     for q_c, x_c, b, scores_c, carry_c, last, *solve in zip(*parts, *solved, strict=True):
         if rule.erases:
-            told = torch.einsum("nhpk,nhgkv->nhgpv", x_c, memory)
-            b = b - solve[0] @ (solve[1].unsqueeze(-1) * told)
+            predicted = torch.einsum("nhpk,nhgkv->nhgpv", x_c, memory)
+            b = b - solve[0] @ (solve[1].unsqueeze(-1) * predicted)
         kept = torch.einsum("nhik,nhgkv->nhgiv", q_c, memory)
         outputs.append(carry_c[..., read].unsqueeze(-1) * kept + scores_c @ b)
         written = torch.einsum("nhpk,nhgpv->nhgkv", x_c, last.unsqueeze(-1) * b)
@@ -279,7 +279,7 @@ def _scan(
 
 
 def _padded(packed: Tensor, starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
-    """Lay packed tokens ``[1, time, …]`` out as ``[sequences, longest, …]``, filled up with zeros."""
+    """Lay packed tokens ``[1, time, …]`` out as ``[sequences, longest, …]``, padded with zeros."""
     tokens = torch.arange(longest, device=packed.device).unsqueeze(0)
     index = torch.where(tokens < lengths.unsqueeze(1), starts.unsqueeze(1) + tokens, -1)
     return _rows_at(packed, index.view(1, -1)).view(*index.shape, *packed.shape[2:])
@@ -296,7 +296,7 @@ def _run(
     rule: Rule,
     chunk_size: int,
 ) -> tuple[Tensor, FalconState]:
-    """Sequences side by side, in the type that is computed in; with ``lengths``, only their first tokens count."""
+    """Run a rule over a batch in its working dtype; with ``lengths``, only so many tokens of each sequence count."""
     time, heads, key_heads = q.shape[1], v.shape[2], q.shape[2]
     if rule.per_column:
         size = min(chunk_size, _COLUMN_CHUNK)
@@ -314,13 +314,13 @@ def _run(
         energy = energies(rule, x, count).repeat_interleave(heads // key_heads, 1).unsqueeze(2)
     gain = heads_apart(gain, rule.per_column)
     decay = heads_apart(decay, rule.per_column and rule.decay == "gate")
-    made = coefficients(rule, energy, gain, decay, count[:, None, None], valid.unsqueeze(2))
+    coeffs = coefficients(rule, energy, gain, decay, count[:, None, None], valid.unsqueeze(2))
     groups = v.shape[3] if rule.per_column else 1
 
-    # Steps after the last change nothing: γ = 1, w = e = 0.
+    # Pad to whole chunks with steps that change nothing: γ = 1, w = e = 0.
     more = -time % size
-    filled = (functional.pad(part, (0, more), value=float(i == 0)) for i, part in enumerate(made))
-    made = Coefficients(*(part.expand(-1, heads, groups, -1) for part in filled))
+    filled = (functional.pad(part, (0, more), value=float(i == 0)) for i, part in enumerate(coeffs))
+    coeffs = Coefficients(*(part.expand(-1, heads, groups, -1) for part in filled))
     q, x = (
         functional.pad(part, (0, 0, 0, more)).repeat_interleave(heads // key_heads, 1)
         for part in (q.transpose(1, 2), x)
@@ -333,7 +333,7 @@ def _run(
         values, memory = values.permute(0, 1, 3, 2).unsqueeze(-1), state.memory.transpose(-1, -2).unsqueeze(-1)
     else:
         values, memory = values.unsqueeze(2), state.memory.unsqueeze(2)
-    out, memory = _scan(rule, q, x, values, made, memory, size)
+    out, memory = _scan(rule, q, x, values, coeffs, memory, size)
     # [n, h, columns, time, 1] or [n, h, 1, time, columns], and the memories likewise.
     out, memory = (part.squeeze(-1).transpose(-1, -2) if rule.per_column else part.squeeze(2) for part in (out, memory))
     out = out[:, :, :time].transpose(1, 2)
@@ -353,9 +353,9 @@ def run(
 ) -> tuple[Tensor, FalconState]:
     """Run a rule over sequences; arguments as in :func:`falcon_fwa.ops.falcon`, which checks them.
 
-    Computes in float32, or in float64 if the inputs are. The numbers are not looked at: a gain or gate out of its range
-    is taken as it is. Packed sequences are laid side by side, filled up to the longest; how long that is must come from
-    the device, so that compiled code has a graph break there.
+    Computes in float32, or in float64 if the inputs are. Values are not checked: a gain or gate out of its range is
+    used as it is. Packed sequences are padded to the longest; its length must be read from the device, which is a graph
+    break in compiled code.
 
     Args:
         q: Queries ``[batch, time, key heads, dim_k]``.
@@ -363,10 +363,10 @@ def run(
         v: Values ``[batch, time, heads, dim_v]``.
         gain: Gains, if the rule has them.
         decay: Ridges or gates, if the rule has them.
-        state: Where the sequences go on from.
-        cu_seqlens: Where packed sequences begin, and the end of the last.
+        state: The state to resume from.
+        cu_seqlens: For packed sequences: the start of each, and the end of the last.
         rule: The rule, or anything with its properties.
-        chunk_size: Tokens of a chunk; rules that erase over a window, and those with gains for columns, take fewer.
+        chunk_size: Tokens per chunk; rules that erase over a window, and rules with a gain for each column, use fewer.
 
     Returns:
         The outputs ``[batch, time, heads, dim_v]`` in the dtype of ``v``, and the final state.

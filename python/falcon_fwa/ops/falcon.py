@@ -13,27 +13,28 @@ from . import _scan, chunked, triton
 
 BACKENDS = ("kernels", "triton", "torch")
 """Ways to compute: ``kernels``, ours, on the CPU; ``triton``, flash-linear-attention's kernels, on CUDA and ROCm, for
-the rules they have; ``torch``, plain PyTorch, anywhere."""
+the rules that they can run; ``torch``, plain PyTorch, on any device."""
 
 
 class FalconState(NamedTuple):
-    """What a continuation needs of the past, for each of ``N`` sequences; gradients pass through all but the counts."""
+    """The recurrent state of ``N`` sequences: all that is needed to resume them. All but ``counts`` have gradients."""
 
     memory: Tensor
-    """``[N, heads, dim_k, dim_v]``; a normalised rule has one more column."""
+    """``[N, heads, dim_k, dim_v]``: the matrix ``S`` of every head. A normalised rule has ``dim_v + 1`` columns, the
+    last of which gives the total weight that reads are divided by."""
     last_key: Tensor
-    """``[N, key heads, dim_k]``: the key that the next value is paired with."""
+    """``[N, key heads, dim_k]``: the key of the last token. With ``align="next"``, the next value is paired with it."""
     tail_key: Tensor
     """``[N, window − 1, key heads, dim_k]``: keys of the latest pairs, the oldest first."""
     tail_value: Tensor
-    """``[N, window − 1, heads, dim_v]``: their values."""
+    """``[N, window − 1, heads, dim_v]``: values of the same pairs."""
     counts: Tensor
-    """``[N, 2]``, int64: whether there was a token, and how many pairs the tail holds."""
+    """``[N, 2]``, int64: 1 if the sequence has had a token, else 0; and the number of pairs that its tail holds."""
 
 
 @torch.compiler.assume_constant_result
 def _resolve(name: str, *options: object) -> str:
-    """The rule of a call, as one line that an operator can take; compiled code has it as a constant."""
+    """The rule of a call as its ``spec``, a string, which operators can take; a constant in compiled code."""
     keys = (
         "has_gain",
         "has_decay",
@@ -57,7 +58,7 @@ def _facts(spec: str) -> tuple[object, ...]:
 
 
 class _Facts(NamedTuple):
-    """The properties of a rule, as plain values, which compiled code can follow."""
+    """The properties of a rule as plain values, which ``torch.compile`` can trace."""
 
     name: str
     window: int
@@ -75,10 +76,10 @@ class _Facts(NamedTuple):
 
 
 @torch.compiler.assume_constant_result
-def _without_triton(
+def _triton_refusal(
     kind: str, rule: tuple[object, ...] | None, dtype: torch.dtype | None, dim_k: int | None
 ) -> str | None:
-    """Why the Triton kernels cannot run, or ``None`` if they can."""
+    """Why the Triton kernels cannot run a rule, or, without one, any rule; ``None`` if they can."""
     if kind != "cuda":
         return f"its kernels run on CUDA and ROCm, not on {kind}"
     return triton.missing() or (None if rule is None else triton.refusal(_Facts(*rule), dtype, dim_k))
@@ -87,20 +88,20 @@ def _without_triton(
 def _choose(
     backend: str, device: torch.device, rule: _Facts | None, dtype: torch.dtype | None, dim_k: int | None
 ) -> str:
-    """Choose the backend of a call; a ``ValueError`` says why the one that is named cannot run it."""
+    """Choose the backend of a call. Raises a ``ValueError`` with the reason if the given backend cannot run it."""
     kind = device.type
     if backend not in ("auto", *BACKENDS):
         raise ValueError(f"backend must be one of {', '.join(('auto', *BACKENDS))}, got {backend!r}")
     if backend == "auto":
         if kind == "cpu":
             return "kernels"
-        able = kind == "cuda" and _without_triton(kind, rule if rule is None else tuple(rule), dtype, dim_k) is None
+        able = kind == "cuda" and _triton_refusal(kind, rule if rule is None else tuple(rule), dtype, dim_k) is None
         return "triton" if able else "torch"
     reason = None
     if backend == "kernels" and kind != "cpu":
         reason = f"its kernels run on the CPU, not on {kind}"
     elif backend == "triton":
-        reason = _without_triton(kind, rule if rule is None else tuple(rule), dtype, dim_k)
+        reason = _triton_refusal(kind, rule if rule is None else tuple(rule), dtype, dim_k)
     if reason is not None:
         raise ValueError(f"backend {backend!r} cannot run {'this' if rule is None else rule.name}: {reason}")
     return backend
@@ -112,28 +113,28 @@ def backend_of(
     dtype: torch.dtype | None = None,
     dim_k: int | None = None,
 ) -> str:
-    """Which backend :func:`falcon` takes by ``backend="auto"``.
+    """The backend that :func:`falcon` uses for ``backend="auto"``.
 
-    That is ``kernels`` on the CPU; on CUDA and ROCm ``triton``, if flash-linear-attention is installed and has the
+    That is ``kernels`` on the CPU; on CUDA and ROCm ``triton``, if flash-linear-attention is installed and can run the
     rule; else ``torch``.
 
     Args:
         device: Where the tensors are.
-        rule: The rule; if not given, one that every backend has.
-        dtype: The type of the queries, if it is to count: float64 is not for ``triton``.
-        dim_k: The length of a key, if it is to count: long ones are not for ``triton``.
+        rule: The rule; by default, one that every backend can run is assumed.
+        dtype: The dtype of the queries: ``triton`` does not compute in float64.
+        dim_k: The width of a key: ``triton`` does not run rules that erase with wide ones.
 
     """
-    made = Rule(rule) if isinstance(rule, str) else rule
-    return _choose("auto", torch.device(device), None if made is None else _Facts(*_facts(made.spec)), dtype, dim_k)
+    rule = Rule(rule) if isinstance(rule, str) else rule
+    return _choose("auto", torch.device(device), None if rule is None else _Facts(*_facts(rule.spec)), dtype, dim_k)
 
 
 def _check(tensors: dict[str, Tensor | None]) -> None:
-    """Types and devices.
+    """Check types and devices.
 
     Raises:
-        TypeError: Not a tensor, or not of a type that is computed with.
-        ValueError: Not on the device of the queries.
+        TypeError: An argument is no tensor, or has a dtype that is not supported.
+        ValueError: A tensor is not on the device of the queries.
 
     """
     q = tensors["q"]
@@ -168,7 +169,7 @@ def fresh_state(rule: str | Rule, q: Tensor, v: Tensor, sequences: int | None = 
         rule: One of ``falcon_fwa.RULES``, or a :class:`falcon_fwa.Rule`.
         q: ``[batch, time, key heads, dim_k]``.
         v: ``[batch, time, heads, dim_v]``.
-        sequences: How many; the batch if not given.
+        sequences: Number of sequences; by default the batch.
         options: Options of the rule, as in :class:`falcon_fwa.Rule`.
 
     """
@@ -179,9 +180,9 @@ def fresh_state(rule: str | Rule, q: Tensor, v: Tensor, sequences: int | None = 
 def _fresh(rule: _Facts | Rule, q: Tensor, v: Tensor, sequences: int | None) -> FalconState:
     sizes = check_shapes(rule, q.shape, q.shape, v.shape, None, None, None)
     sizes = sizes._replace(sequences=sizes.batch if sequences is None else sequences)
-    *numbers, counts = state_shapes(rule, sizes)
+    *shapes, counts = state_shapes(rule, sizes)
     dtype = _scan.working_dtype(q.dtype)
-    return FalconState(*(q.new_zeros(shape, dtype=dtype) for shape in numbers), q.new_zeros(counts, dtype=torch.int64))
+    return FalconState(*(q.new_zeros(shape, dtype=dtype) for shape in shapes), q.new_zeros(counts, dtype=torch.int64))
 
 
 def falcon(
@@ -216,41 +217,43 @@ def falcon(
 
     Args:
         q: Queries ``[batch, time, key heads, dim_k]``: float32, float64, bfloat16 or float16.
-        k: Keys, shaped as the queries. Value head ``h`` uses key head ``h // (heads // key_heads)``.
+        k: Keys, in the shape of the queries. Value head ``h`` uses key head ``h // (heads // key_heads)``.
         v: Values ``[batch, time, heads, dim_v]``.
-        gain: ``β ∈ [0, 2]`` or ``η ≥ 0`` ``[batch, time, heads]``, with one more axis of ``dim_v`` for
-            per-column rules;
-            ``None`` for rules that have none.
-        ridge: The ridge ``λ̄ ≥ 0`` ``[batch, time, heads]`` of a Falcon rule, or the gate ``γ ∈ [0, 1]`` of a
-            rule that has one.
-            ``None`` forgets nothing.
-        rule: One of ``falcon_fwa.RULES``, or a :class:`falcon_fwa.Rule`, which has the options below.
-        window: Pairs that each step writes.
-        align: ``"next"`` pairs a value with the key before it, ``"same"`` with its own key. The rule's own if
-            not given.
-        read: ``"after"`` or ``"before"`` the write of the same token. The rule's own if not given.
-        gain_kind: Whether ``gain`` is ``"beta"`` or the step size ``"eta"`` itself. The rule's own if not given.
-        decay_kind: Whether ``ridge`` is a ``"scaled-ridge"``, a ``"ridge"`` or a ``"gate"``. The rule's own if
-            not given.
-        detach: With a scaled ridge, no gradient through the energy that scales it. The rule's own if not given.
+        gain: The gain of every token, ``[batch, time, heads]``, or ``[batch, time, heads, dim_v]`` for per-column rules
+            (Falcon-2 and 2A): ``β ∈ [0, 2]``, from which the step size ``η`` is computed, or ``η ≥ 0`` itself, see
+            ``gain_kind``. Rules without a gain take ``None``.
+        ridge: How much every token forgets, ``[batch, time, heads]``: a ridge ``λ̄ ≥ 0`` or ``λ ≥ 0``, or a decay factor
+            ``γ ∈ [0, 1]``, see ``decay_kind``. Rules with a ridge forget nothing if it is ``None``; rules with a gate
+            need one, which has the shape of the gain for per-column rules. Rules without decay take ``None``.
+        rule: One of ``falcon_fwa.RULES``, or a :class:`falcon_fwa.Rule`, which already contains the options from
+            ``window`` to ``gamma_floor``. By default, these are the named rule's own.
+        window: Number of pairs that each step writes.
+        align: ``"next"`` pairs a value with the key before it, ``"same"`` with its own key.
+        read: ``"after"`` or ``"before"`` the write of the same token.
+        gain_kind: Whether ``gain`` is ``β`` (``"beta"``) or the step size ``η`` (``"eta"``); ``"unit"`` for ``η = 1``
+            without a gain.
+        decay_kind: Whether ``ridge`` is a ridge ``λ̄`` in units of the energy (``"scaled-ridge"``), a ridge ``λ``
+            (``"ridge"``) or the decay factor ``γ`` (``"gate"``); ``"none"`` for no decay.
+        detach: With a scaled ridge: no gradient through the energy that scales it.
         eps: ``ε`` of the step size.
-        gamma_floor: The least that a ridge leaves of the memory in a step.
-        initial_state: Where the sequences go on from; gradients pass through it.
+        gamma_floor: The least decay factor ``γ`` that a ridge leads to.
+        initial_state: The state to resume from; gradients flow through it. By default, sequences start afresh.
         output_final_state: Whether to return the state after the last token of each sequence.
-        cu_seqlens: ``[sequences + 1]``: where packed sequences begin, and the end of the last; the batch is then 1.
-        chunk_size: Tokens of a chunk. Results differ by rounding only.
-        form: ``"chunked"``, ``"recurrent"`` (the definition) or ``"masked"``, of which only the kernels have the latter
-            two. Results differ by rounding only.
-        backend: One of ``BACKENDS``, or ``"auto"`` for what :func:`backend_of` says. Only ``kernels`` looks at the
-            numbers, and refuses those out of range.
+        cu_seqlens: For sequences that are packed along time: the start of each, and the end of the last,
+            ``[sequences + 1]``. The batch must then be 1.
+        chunk_size: Tokens per chunk of the chunked form. Results differ by rounding only.
+        form: ``"chunked"``, ``"recurrent"`` (the definition, step by step) or ``"masked"`` (time and memory grow with
+            the square of the length); the latter two need ``kernels``. Results differ by rounding only.
+        backend: One of ``BACKENDS``, or ``"auto"`` for the one that :func:`backend_of` returns. Only ``kernels`` checks
+            the values of tensors, and refuses those out of range.
 
     Returns:
         The outputs ``[batch, time, heads, dim_v]`` in the dtype of ``v``, and the final state or ``None``.
 
     Raises:
-        ValueError: A shape, a device or a number that does not fit, or a backend that cannot run; the message names the
+        ValueError: A shape, a device or a value does not fit, or the backend cannot run the rule. The message names the
             argument.
-        TypeError: An argument that is no tensor, or of a dtype that is not computed with.
+        TypeError: An argument is no tensor, or has a dtype that is not supported.
 
     """
     _check({"q": q, "k": k, "v": v, "gain": gain, "ridge": ridge})
@@ -264,7 +267,7 @@ def falcon(
     if initial_state is None:
         initial_state = _fresh(facts, q, v, sizes.sequences)
     else:
-        check_state(facts, sizes, [part.shape for part in initial_state])
+        check_state("initial_state", facts, sizes, [part.shape for part in initial_state])
     backend = _choose(backend, q.device, facts, q.dtype, q.shape[3])
     if backend != "kernels":
         if form != "chunked":
@@ -273,7 +276,7 @@ def falcon(
         out, final = run(q, k, v, gain, ridge, initial_state, cu_seqlens, facts, chunk_size)
         return out, final if output_final_state else None
     tensors = (q, k, v, gain, ridge, *initial_state)
-    # Under vmap a tensor does not say whether it wants a gradient, so this cannot look at the tensors.
+    # Under vmap, `requires_grad` of a tensor does not tell whether a gradient is needed, so it is not considered here.
     save = torch.is_grad_enabled()
     out, *final, _ = _scan.scan(*tensors, cu_seqlens, spec, form, chunk_size, save)
     return out, FalconState(*final) if output_final_state else None
@@ -297,7 +300,7 @@ def falcon_step(
     gamma_floor: float | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, FalconState]:
-    """One token of each sequence, for generation: as :func:`falcon` on a time of 1, but faster and without a gradient.
+    """Run one token of each sequence, for generation: :func:`falcon` with a time of 1, but faster and without gradient.
 
     Args:
         q: Queries ``[batch, 1, key heads, dim_k]``; the others as in :func:`falcon`, with a time of 1.
@@ -305,7 +308,7 @@ def falcon_step(
         v: Values.
         gain: Gains, if the rule has them.
         ridge: Ridges or gates, if the rule has them.
-        state: The state after the tokens so far; :func:`fresh_state` makes the first.
+        state: The state after the tokens so far; before the first, that of :func:`fresh_state`.
         rule: The rule, and its options as in :func:`falcon`.
         window: As in :func:`falcon`.
         align: As in :func:`falcon`.
@@ -314,7 +317,7 @@ def falcon_step(
         decay_kind: As in :func:`falcon`.
         eps: As in :func:`falcon`.
         gamma_floor: As in :func:`falcon`.
-        backend: As in :func:`falcon`; other than ``kernels`` is no faster than it.
+        backend: As in :func:`falcon`. Only ``kernels`` is faster than :func:`falcon`.
 
     Returns:
         The outputs ``[batch, 1, heads, dim_v]`` and the state after this token.
@@ -329,7 +332,7 @@ def falcon_step(
     sizes = check_shapes(facts, q.shape, k.shape, v.shape, *shapes, None)
     if sizes.time != 1:
         raise ValueError(f"falcon_step takes one token, got a time of {sizes.time}; falcon takes more")
-    check_state(facts, sizes, [part.shape for part in state])
+    check_state("state", facts, sizes, [part.shape for part in state])
     backend = _choose(backend, q.device, facts, q.dtype, q.shape[3])
     if backend != "kernels":
         run = triton.run if backend == "triton" else chunked.run

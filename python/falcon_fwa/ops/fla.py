@@ -1,10 +1,10 @@
 """Operations with flash-linear-attention's names, arguments, order and defaults, on our kernels.
 
-What is the same everywhere: ``q`` and ``k`` are ``[B, T, H, K]``, ``v`` is ``[B, T, HV, V]`` with ``HV`` a multiple of
+All functions have in common: ``q`` and ``k`` are ``[B, T, H, K]``, ``v`` is ``[B, T, HV, V]`` with ``HV`` a multiple of
 ``H``; queries are multiplied by ``scale``, ``1/√K`` if not given; states are ``[N, HV, K, V]`` in float32, or
 ``[N, HV, V, K]`` with ``state_v_first``; with ``cu_seqlens`` the batch is 1 and ``N`` sequences are packed along time.
-Gates are logarithms, ``g ≤ 0``. Arguments that only steer Triton kernels (``cu_seqlens_cpu``, ``chunk_indices``) are
-accepted and not needed.
+Gates are logarithms, ``g ≤ 0``. Arguments that only configure Triton kernels (``cu_seqlens_cpu``, ``chunk_indices``)
+are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def _l2norm(x: Tensor) -> Tensor:
 
 
 def _refuse(function: str, options: dict[str, Any], allowed: tuple[str, ...] = ("chunk_size",)) -> None:
-    """Refuse what would change the result and is not computed here."""
+    """Refuse options that would change the result, but are not supported here."""
     for name, value in options.items():
         if name not in allowed and value is not None and value is not False:
             raise NotImplementedError(f"{function}: {name}={value!r} is not supported by falcon_fwa's CPU kernels")
 
 
 def _v_first(options: dict[str, Any], state_v_first: bool) -> bool:
-    """Take the old name of ``state_v_first`` out of the options, with the warning that flash-linear-attention gives."""
+    """Take the old name of ``state_v_first`` out of the options, and warn as flash-linear-attention does."""
     if "transpose_state_layout" not in options:
         return state_v_first
     if state_v_first:
@@ -50,7 +50,7 @@ def _memory(state: Tensor | None, state_v_first: bool) -> Tensor | None:
 
 
 def _wide(*inputs: Tensor) -> torch.dtype:
-    """Choose what to compute in, float32 or float64: inputs may be of several types, and none is rounded."""
+    """The dtype to compute in, float32 or float64: inputs may have several dtypes, and none is rounded."""
     return functools.reduce(torch.promote_types, (x.dtype for x in inputs), torch.float32)
 
 
@@ -191,7 +191,7 @@ def fused_recurrent_gated_delta_rule(
     cu_seqlens: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Gated DeltaNet, as :func:`chunk_gated_delta_rule`; gates per channel (``gk``, ``gv``) are not computed here."""
+    """Gated DeltaNet, as :func:`chunk_gated_delta_rule`; gates per channel (``gk``, ``gv``) are not supported."""
     _refuse("fused_recurrent_gated_delta_rule", {"gk": gk, "gv": gv})
     gates = {"use_gate_in_kernel": use_gate_in_kernel, "A_log": A_log, "dt_bias": dt_bias}
     return _gated_delta_rule(
@@ -295,7 +295,7 @@ def chunk_simple_gla(
     return _run(rule, q, k, v, None, g, scale, initial_state, output_final_state, state_v_first, cu_seqlens, size)
 
 
-def _reversed(function: str, reverse: bool) -> None:
+def _refuse_reverse(function: str, reverse: bool) -> None:
     if reverse:
         raise NotImplementedError(f"{function}: reverse=True is not supported by falcon_fwa's CPU kernels")
 
@@ -315,7 +315,7 @@ def fused_recurrent_simple_gla(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Linear attention with a gate per head, as :func:`chunk_simple_gla`."""
-    _reversed("fused_recurrent_simple_gla", reverse)
+    _refuse_reverse("fused_recurrent_simple_gla", reverse)
     return chunk_simple_gla(
         q, k, v, g, g_gamma, scale, initial_state, output_final_state, state_v_first, cu_seqlens, **kwargs
     )  # fmt: skip
@@ -356,7 +356,7 @@ def fused_recurrent_retention(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """RetNet, as :func:`chunk_retention`."""
-    _reversed("fused_recurrent_retention", reverse)
+    _refuse_reverse("fused_recurrent_retention", reverse)
     return chunk_simple_gla(
         q, k, v, None, _retention_decay(q.shape[2], q.device), scale, initial_state, output_final_state, state_v_first,
         cu_seqlens, **kwargs,
@@ -423,5 +423,5 @@ def fused_recurrent_linear_attn(
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Any]:
     """Linear attention, as :func:`chunk_linear_attn`, by default without the division."""
-    _reversed("fused_recurrent_linear_attn", reverse)
+    _refuse_reverse("fused_recurrent_linear_attn", reverse)
     return _linear_attn(q, k, v, scale, initial_state, output_final_state, normalize, cu_seqlens)

@@ -1,7 +1,7 @@
-"""Rules that are special cases of flash-linear-attention's, by its Triton kernels.
+"""The rules that flash-linear-attention's Triton kernels can run.
 
-Two recurrences of flash-linear-attention (https://github.com/fla-org/flash-linear-attention) serve, both with a scale
-of 1 and ``g = log γ``::
+Two recurrences of flash-linear-attention (https://github.com/fla-org/flash-linear-attention) are used, both with a
+scale of 1 and ``g = log γ``::
 
     simple GLA          S ← γS + k vᵀ                           v := w v
     gated delta rule    S ← γS + β k (v − γSᵀk)ᵀ                β := w, as it is, for Gated DeltaNet (e = γw)
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from .falcon import FalconState
 
 SMALLEST_GATE = 2.0**-40
-"""A gate below this counts as this, for its logarithm must be a number; what it leaves is beyond float32's digits.
-There it has no gradient."""
+"""Smaller gates are raised to this, because their logarithm must be finite. What such a gate leaves of the memory is
+below the precision of float32. A raised gate has no gradient."""
 
 MOST_KEYS = 256
-"""The most that flash-linear-attention's kernels of the delta rule take as ``dim_k``."""
+"""The largest ``dim_k`` of flash-linear-attention's kernels for the delta rule."""
 
 
 class Kernels(NamedTuple):
-    """The two functions that are called, with flash-linear-attention's keywords."""
+    """The two functions of flash-linear-attention that are called, or others with the same keywords."""
 
     gated_delta_rule: Callable[..., tuple[Tensor, Tensor]]
     simple_gla: Callable[..., tuple[Tensor, Tensor]]
@@ -63,13 +63,13 @@ def missing() -> str | None:
 
 
 def refusal(rule: Rule, dtype: torch.dtype | None = None, dim_k: int | None = None) -> str | None:
-    """Why a rule is none of flash-linear-attention's, or ``None`` if it is one of them."""
+    """Why flash-linear-attention's kernels cannot run a rule, or ``None`` if they can."""
     ridge, decayed = rule.decay in ("ridge", "scaled-ridge"), rule.name == "gated-deltanet"
     floor = rule.gamma_floor
     if dtype == torch.float64:
         return "the kernels do not compute in float64"
     if rule.window > 1:
-        return f"the kernels write one pair at each step, the rule {rule.window}"
+        return f"the kernels write one pair at each step, the rule writes {rule.window}"
     if rule.per_column:
         return "the kernels have no gain for each column"
     if rule.normalised:
@@ -77,23 +77,23 @@ def refusal(rule: Rule, dtype: torch.dtype | None = None, dim_k: int | None = No
     if rule.read == "before":
         return "the kernels read after the write"
     if ridge and floor is None:
-        return "without gamma_floor the carry may be negative, and the kernels take its logarithm"
+        return "without gamma_floor the decay factor may be negative, and the kernels take its logarithm"
     if rule.erases and not decayed and rule.decay == "gate":
-        return "the kernels erase what the gate leaves, and would have to divide by the gate, which may be 0"
+        return "the kernels predict from the decayed memory, so the mapping would divide by the gate, which may be 0"
     if rule.erases and not decayed and ridge and floor < SMALLEST_GATE:
-        return f"the mapping divides by the carry: gamma_floor must be 2⁻⁴⁰ at least, got {floor}"
+        return f"the mapping divides by the decay factor: gamma_floor must be at least 2⁻⁴⁰, got {floor}"
     if rule.erases and dim_k is not None and dim_k > MOST_KEYS:
         return f"the kernels of the delta rule take a dim_k of at most {MOST_KEYS}, got {dim_k}"
     return None
 
 
 def supported(rule: Rule) -> bool:
-    """Whether a rule is one of flash-linear-attention's."""
+    """Whether flash-linear-attention's kernels can run a rule."""
     return refusal(rule) is None
 
 
 def _aligned(rule: Rule, k: Tensor, state: FalconState, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Find the keys that the values are paired with, and whether there is one ``[batch, time]``."""
+    """The keys that the values are paired with, and whether each value has one, ``[batch, time]``."""
     tokens = torch.arange(k.shape[1], device=k.device)
     if rule.align == "same":
         return k, torch.ones_like(tokens, dtype=torch.bool).expand(k.shape[0], -1)
@@ -109,7 +109,7 @@ def _aligned(rule: Rule, k: Tensor, state: FalconState, cu_seqlens: Tensor | Non
 
 
 def _advanced(k: Tensor, memory: Tensor, state: FalconState, cu_seqlens: Tensor | None) -> FalconState:
-    """Move the state to where the sequences end, some of which may have had no token."""
+    """The state at the end of the sequences. A sequence without tokens keeps its last key."""
     if cu_seqlens is None:
         last, some = k[:, -1], torch.ones_like(state.counts[:, :1], dtype=torch.bool)
     else:
@@ -133,8 +133,8 @@ def run(
 ) -> tuple[Tensor, FalconState]:
     """Run a rule over sequences; arguments as in :func:`falcon_fwa.ops.falcon`, which checks them.
 
-    Coefficients are computed in float32, products as the kernels do it for the type of the inputs. The numbers are not
-    looked at: a gain or gate out of its range is taken as it is.
+    Coefficients are computed in float32; the kernels choose the precision of products by the dtype of the inputs.
+    Values are not checked: a gain or gate out of its range is used as it is.
 
     Args:
         q: Queries ``[batch, time, key heads, dim_k]``.
@@ -142,23 +142,23 @@ def run(
         v: Values ``[batch, time, heads, dim_v]``.
         gain: Gains, if the rule has them.
         decay: Ridges or gates, if the rule has them.
-        state: Where the sequences go on from.
-        cu_seqlens: Where packed sequences begin, and the end of the last.
+        state: The state to resume from.
+        cu_seqlens: For packed sequences: the start of each, and the end of the last.
         rule: The rule, or anything with its properties.
         chunk_size: Not used: the kernels have their own.
-        kernels: What to call; :func:`chunked_kernels` if not given.
+        kernels: The functions to call; by default :func:`chunked_kernels`.
 
     Returns:
         The outputs ``[batch, time, heads, dim_v]`` in the dtype of ``v``, and the final state.
 
     Raises:
-        ValueError: The rule is none of theirs.
+        ValueError: The kernels cannot run the rule.
 
     """
     del chunk_size
     reason = refusal(rule, q.dtype, q.shape[3])
     if reason is not None:
-        raise ValueError(f"{rule.name} cannot run by flash-linear-attention's kernels: {reason}")
+        raise ValueError(f"{rule.name} cannot run on flash-linear-attention's kernels: {reason}")
     kernels = chunked_kernels() if kernels is None else kernels
     if q.shape[0] * q.shape[1] == 0:
         return torch.zeros_like(v), state
@@ -168,24 +168,24 @@ def run(
     energy = x.float().square().sum(-1).repeat_interleave(group, 2)
     gain, decay = (heads_apart(None if part is None else part.float(), False) for part in (gain, decay))
     one = energy.new_ones((1, 1, 1, 1))
-    made = coefficients(rule, heads_apart(energy, False), gain, decay, one, valid[:, None, None])
-    made = Coefficients(
-        *(part.expand(v.shape[0], v.shape[2], 1, v.shape[1]).squeeze(2).transpose(1, 2) for part in made)
+    coeffs = coefficients(rule, heads_apart(energy, False), gain, decay, one, valid[:, None, None])
+    coeffs = Coefficients(
+        *(part.expand(v.shape[0], v.shape[2], 1, v.shape[1]).squeeze(2).transpose(1, 2) for part in coeffs)
     )
 
     options = {"scale": 1.0, "initial_state": state.memory.float(), "output_final_state": True}
     if cu_seqlens is not None:
         options["cu_seqlens"] = cu_seqlens.to(torch.int64)
-    log_gate = None if rule.decay == "none" else made.gamma.clamp(min=SMALLEST_GATE).log()
+    log_gate = None if rule.decay == "none" else coeffs.gamma.clamp(min=SMALLEST_GATE).log()
     if rule.erases:
-        beta, values = made.write, v
+        beta, values = coeffs.write, v
         if rule.name != "gated-deltanet" and rule.decay != "none":
-            beta, values = made.write / made.gamma, (made.gamma.unsqueeze(-1) * v).to(v.dtype)
+            beta, values = coeffs.write / coeffs.gamma, (coeffs.gamma.unsqueeze(-1) * v).to(v.dtype)
         log_gate = torch.zeros_like(beta) if log_gate is None else log_gate
         out, memory = kernels.gated_delta_rule(q=q, k=x, v=values, g=log_gate, beta=beta, **options)
     else:
-        # This one has as many heads of keys as of values.
+        # Simple GLA needs as many key heads as value heads.
         q, x = (part.repeat_interleave(group, 2) for part in (q, x))
-        values = (made.write.unsqueeze(-1) * v).to(v.dtype)
+        values = (coeffs.write.unsqueeze(-1) * v).to(v.dtype)
         out, memory = kernels.simple_gla(q=q, k=x, v=values, g=log_gate, **options)
     return out.to(v.dtype), _advanced(k, memory, state, cu_seqlens)

@@ -45,12 +45,12 @@ pub struct GenerateBenchArgs {
         value_name = "NAMES",
         value_delimiter = ',',
         default_value = "falcon-1a.3,falcon-1.3,transformer",
-        value_parser = Names::of(PRESETS.iter().copied())
+        value_parser = Names::new(PRESETS.iter().copied())
     )]
     pub models: Vec<String>,
 
     /// The size of the models.
-    #[arg(long, value_name = "SIZE", default_value = "130m", value_parser = Names::of(SIZES.iter().copied()))]
+    #[arg(long, value_name = "SIZE", default_value = "130m", value_parser = Names::new(SIZES.iter().copied()))]
     pub size: String,
 
     /// The numbers of tokens before the first that is timed.
@@ -88,7 +88,7 @@ pub struct TrainBenchArgs {
         value_name = "NAMES",
         value_delimiter = ',',
         default_value = "transformer,falcon-1a.3,falcon-3a.3,falcon-1.3",
-        value_parser = Names::of(PRESETS.iter().copied())
+        value_parser = Names::new(PRESETS.iter().copied())
     )]
     pub models: Vec<String>,
 

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 pub use args::{BenchArgs, BenchCommand, GenerateBenchArgs, KernelsArgs, TrainBenchArgs};
 
-use crate::output::{self, Kind, printed};
+use crate::output::{self, Kind, ignore_closed_stdout};
 use crate::progress::Progress;
 use crate::threads::use_threads;
 
@@ -60,9 +60,9 @@ fn generate(args: &GenerateBenchArgs) -> Result<(), BenchError> {
         let list = |values: &[usize]| values.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
         let (models, contexts) = (options.models.join(","), list(&options.contexts));
         let (tokens, threads) = (options.tokens.to_string(), options.threads.to_string());
-        let what = ["--models", &models, "--size", &options.size, "--contexts", &contexts];
+        let workload = ["--models", &models, "--size", &options.size, "--contexts", &contexts];
         this_program(
-            &[&["bench", "generate", "--measure"][..], &what, &["--tokens", &tokens, "--threads", &threads]]
+            &[&["bench", "generate", "--measure"][..], &workload, &["--tokens", &tokens, "--threads", &threads]]
                 .concat(),
         )
     };
@@ -89,15 +89,15 @@ struct ShowStages(Option<Progress>);
 
 impl Monitor for ShowStages {
     fn stage(&mut self, name: &str) {
-        let shown = self.0.get_or_insert_with(|| Progress::spinner(name));
-        shown.length(None);
-        shown.message(name.into());
+        let progress = self.0.get_or_insert_with(|| Progress::spinner(name));
+        progress.length(None);
+        progress.message(name.into());
     }
 
     fn advance(&mut self, done: usize, total: Option<usize>) {
-        if let Some(shown) = &self.0 {
-            shown.length(total.map(|total| total as u64));
-            shown.position(done as u64);
+        if let Some(progress) = &self.0 {
+            progress.length(total.map(|total| total as u64));
+            progress.position(done as u64);
         }
     }
 }
@@ -110,5 +110,5 @@ fn print(json: bool, tables: &[BenchTable]) -> Result<(), BenchError> {
         let tables = tables.iter().map(|BenchTable { title, text, .. }| format!("{title}\n\n{text}"));
         tables.collect::<Vec<_>>().join("\n")
     };
-    Ok(printed(io::stdout().write_all(text.as_bytes()))?)
+    Ok(ignore_closed_stdout(io::stdout().write_all(text.as_bytes()))?)
 }

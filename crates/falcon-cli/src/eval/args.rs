@@ -37,7 +37,7 @@ pub struct EvalArgs {
         value_name = "NAMES",
         value_delimiter = ',',
         requires = "data",
-        value_parser = Names::of(benchmark_names().chain([ALL]))
+        value_parser = Names::new(benchmark_names().chain([ALL]))
     )]
     pub tasks: Vec<String>,
 
@@ -93,7 +93,7 @@ const HELP: &str = r#"HOW BENCHMARKS ARE SCORED
   Examples (--shots) are drawn anew for every question, as version 0.4.13 of the harness draws
   them with its default seed, 1234, in one process: from the lines with "split": "train", which
   are never asked, or, if a file has none, from all questions except the one that is asked. (For
-  LAMBADA, which has no training split, the harness draws from all questions, and so does this.)
+  LAMBADA, which has no training split, the harness draws from all questions, and so does Falcon.)
   Files with the same lines in the same order have the same examples.
 
   There are two differences from the harness. --limit asks questions that are evenly spaced over

@@ -19,8 +19,8 @@ pub use self::args::EvalArgs;
 use self::args::{ALL, benchmark_names};
 use self::tables::tables;
 use crate::interrupt::stop_on_interrupt;
-use crate::output::{Kind, check, printed};
-use crate::progress::measuring;
+use crate::output::{Kind, check, ignore_closed_stdout};
+use crate::progress::stage_monitor;
 use crate::texts::exam_texts;
 use crate::threads::{ThreadsError, use_threads};
 
@@ -62,7 +62,7 @@ pub enum EvalError {
     Output(#[from] io::Error),
 }
 
-/// What is done after an interrupt.
+/// The message at an interrupt.
 const STOPPING: &str = "stopping; what has been measured is kept if there is an --output";
 
 /// Evaluates models, and prints tables.
@@ -97,7 +97,7 @@ pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
         let name = path.display().to_string();
         let mut result = results.take(&name, &trained);
         let mut keep = |result: &_| Ok::<_, EvalError>(results.write_with(result)?);
-        let answers = exam.take(&trained, &mut result, &mut keep, &mut measuring(&name, STOPPING))?;
+        let answers = exam.take(&trained, &mut result, &mut keep, &mut stage_monitor(&name, STOPPING))?;
         results.put(result);
         shown.push(answers.asked);
         if !answers.complete {
@@ -121,7 +121,7 @@ pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
             return Ok(outcome);
         }
     }
-    printed(io::stdout().write_all(text.as_bytes()))?;
+    ignore_closed_stdout(io::stdout().write_all(text.as_bytes()))?;
     Ok(outcome)
 }
 

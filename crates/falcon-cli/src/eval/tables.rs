@@ -58,7 +58,7 @@ fn accuracies(out: &mut String, results: &[ModelResult], benchmarks: &[&Benchmar
         let mut choices = Vec::new();
         for benchmark in benchmarks {
             let found =
-                result.benchmarks.iter().find(|known| known.name == benchmark.name && known.shots == shots);
+                result.benchmarks.iter().find(|found| found.name == benchmark.name && found.shots == shots);
             let Some(found) = found else {
                 // The evaluation was cancelled before it reached this benchmark.
                 cells.extend(vec!["–".into(); if benchmark.has_perplexity() { 2 } else { 1 }]);

@@ -92,11 +92,11 @@ struct Totals {
     context: usize,
 }
 
-/// Prints text as it is generated. A reader of stdout who closes it has seen enough, which is not an error.
+/// Prints text as it is generated. A closed stdout ends the program without an error.
 pub fn run(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
     match generate(args) {
         Err(GenerateError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Outcome::Finished),
-        ended => ended,
+        result => result,
     }
 }
 
@@ -135,14 +135,14 @@ fn generate(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
     while !prompts.is_empty() && !interrupted {
         let progress = Progress::spinner("reading");
         let streams = match session.read(&prompts, &progress, &mut totals) {
-            // What was generated before is still printed.
+            // The texts of earlier prompts are still printed.
             Err(GenerateError::Cancelled(_)) => {
                 interrupted = true;
                 break;
             }
             streams => streams?,
         };
-        // A text that is printed as it comes shows its own progress.
+        // No progress is shown beside a text that is printed as it is generated.
         let progress = (args.json || args.prompts.is_some()).then_some(progress);
         for text in session.generate(&prompts, streams, number, progress, &mut totals)? {
             if args.json {
@@ -158,7 +158,7 @@ fn generate(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
         prompts = lines.as_mut().map_or(Ok(Vec::new()), |lines| lines.take(BATCH))?;
     }
     if args.json {
-        // The rest of the object that began with the texts.
+        // The rest of the JSON object, which begins with the texts.
         session.out.raw(&format!("],{}\n", &totals.json().to_string()[1..]))?;
     } else if args.prompts.is_none() && (args.max_tokens > 0 || args.echo) {
         session.out.raw("\n")?;
@@ -215,9 +215,9 @@ impl<W: Write> Session<'_, W> {
         Ok(streams)
     }
 
-    /// Continues prompts, the first of which has the number `first`, and saves the state for `--state-out`. With
-    /// `progress`, it shows how many tokens are generated; without it, it prints the text of the only prompt as it
-    /// comes.
+    /// Continues prompts, and saves the state for `--state-out`. `first` is the number of the first prompt, counted
+    /// over all batches. With `progress`, the number of generated tokens is shown; without it, there is a single
+    /// prompt, and its text is printed as it is generated.
     fn generate(
         &mut self,
         prompts: &[Prompt],

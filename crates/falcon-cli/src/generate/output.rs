@@ -2,8 +2,8 @@
 
 use std::io::{self, IsTerminal, StdoutLock, Write};
 
-/// Stdout. On a terminal, control characters of models and prompts are made visible, because they could move the
-/// cursor or worse.
+/// Stdout. On a terminal, control characters in prompts and generated text are escaped, because they could move the
+/// cursor or change the terminal's settings.
 pub(super) struct Output<W> {
     out: W,
     terminal: bool,
@@ -16,25 +16,25 @@ impl Output<StdoutLock<'static>> {
 }
 
 impl<W: Write> Output<W> {
-    /// Prints text of a model or a prompt.
+    /// Prints a prompt or generated text; on a terminal, its control characters are escaped.
     pub fn text(&mut self, text: &str) -> io::Result<()> {
-        if self.terminal { self.raw(&visible(text)) } else { self.raw(text) }
+        if self.terminal { self.raw(&escape_control(text)) } else { self.raw(text) }
     }
 
-    /// Prints JSON, in which serde leaves the control characters from 7f on as they are.
+    /// Prints JSON. On a terminal, the control characters U+007F to U+009F are escaped, which serde leaves as they are.
     pub fn json(&mut self, json: &str) -> io::Result<()> {
         let escaped = |c: char| if c.is_control() { format!("\\u{:04x}", c as u32) } else { c.into() };
         if self.terminal { self.raw(&json.chars().map(escaped).collect::<String>()) } else { self.raw(json) }
     }
 
-    /// Prints text without control characters.
+    /// Prints text as it is. On a terminal, the text must not have unescaped control characters of a model or prompt.
     pub fn raw(&mut self, text: &str) -> io::Result<()> {
         self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush())
     }
 }
 
 /// Escapes control characters other than newlines and tabs.
-fn visible(text: &str) -> String {
+fn escape_control(text: &str) -> String {
     let mut out = String::new();
     for character in text.chars() {
         match character {

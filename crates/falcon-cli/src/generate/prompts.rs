@@ -36,7 +36,7 @@ pub enum PromptError {
         path: PathBuf,
         /// The line, counted from 1.
         line: u64,
-        /// What is wrong with it.
+        /// The error of decoding.
         source: std::str::Utf8Error,
     },
     /// A file of `--prompts` without a prompt.
@@ -84,7 +84,7 @@ impl Prompt {
                 Source::open(path).map_err(Stop::from).and_then(|source| source.read(|piece| take(&piece.text)))
             }
             Self::Stdin => {
-                // One piece is held back, because the newline that `echo` appends to the last one is not meant.
+                // One piece is held back: a newline at the end of the last piece is removed, because `echo` appends it.
                 let mut held: Option<String> = None;
                 let stdin = BufReader::new(io::stdin());
                 let read = read_text(Path::new("stdin"), stdin, |piece| match held.replace(piece.text) {

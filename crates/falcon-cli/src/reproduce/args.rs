@@ -90,12 +90,12 @@ pub struct RowsArgs {
 }
 
 impl RowsArgs {
-    /// The options of an experiment, which has `scales`; `words` are the experiment's own options in the recorded
-    /// command.
+    /// The options of an experiment with these scales. `own_words` are the options that only this experiment has, as
+    /// they are written in the recorded command.
     pub(super) fn options<E: Experiment>(
         &self,
         scales: &'static [ExperimentScale],
-        words: Vec<String>,
+        own_words: Vec<String>,
     ) -> ExperimentOptions {
         let name = self.scale.name();
         let scale = scales.iter().find(|scale| scale.name == name).expect("every experiment has all scales");
@@ -112,12 +112,12 @@ impl RowsArgs {
             continue_from: self.continue_from.clone(),
             threads: self.threads.map_or_else(all_cores, Into::into),
             jobs: self.jobs.map(Into::into),
-            command: self.command(E::NAME, words),
+            command: self.command(E::NAME, own_words),
         }
     }
 
-    /// The command as it is recorded: without the output folder and what does not affect results.
-    fn command(&self, experiment: &str, more: Vec<String>) -> String {
+    /// The command as it is recorded: without the output folder and without options that do not affect results.
+    fn command(&self, experiment: &str, own_words: Vec<String>) -> String {
         let mut words = vec![format!("falcon reproduce {experiment}")];
         if self.scale != ScaleArg::Quick {
             words.push(format!("--scale {}", self.scale.name()));
@@ -129,7 +129,7 @@ impl RowsArgs {
         words.extend(self.steps.map(|steps| format!("--steps {steps}")));
         words.extend(self.set.iter().map(|set| format!("--set {}", quoted(set))));
         words.extend(self.ablation.map(|AblationArg::Timing| "--ablation timing".to_string()));
-        words.extend(more);
+        words.extend(own_words);
         words.join(" ")
     }
 }

@@ -17,7 +17,7 @@ use super::args::quoted;
 use super::observer::Terminal;
 use super::output::{finish, remake};
 use super::{LanguageArgs, ReproduceError};
-use crate::output::printed;
+use crate::output::ignore_closed_stdout;
 use crate::texts::exam_texts;
 use crate::threads::use_threads;
 
@@ -35,7 +35,7 @@ pub(super) fn run(args: &LanguageArgs) -> Result<Outcome, ReproduceError> {
 
 fn options(args: &LanguageArgs) -> LanguageOptions {
     let experiment = args.rows.options::<LanguageExperiment>(SCALES, words(args));
-    // Only an estimate goes without texts, and it does not read them.
+    // Texts are missing only with --estimate, which does not read them.
     let text = |path: &Option<_>| path.clone().unwrap_or_else(|| "none".into());
     LanguageOptions {
         train: text(&args.train),
@@ -52,17 +52,17 @@ fn options(args: &LanguageArgs) -> LanguageOptions {
     }
 }
 
-/// The search that is asked for, or else that of the scale.
+/// The search that --search and --no-search ask for, or else that of the scale.
 fn search(args: &LanguageArgs, default: Option<Search>) -> Option<Search> {
     if args.no_search {
         return None;
     }
-    let Some(asked) = args.search else { return default };
+    let Some(steps) = args.search else { return default };
     let search = default.unwrap_or(Search::SMALL);
-    Some(Search { steps: asked.unwrap_or(search.steps), ..search })
+    Some(Search { steps: steps.unwrap_or(search.steps), ..search })
 }
 
-/// The options of this experiment as words of a command.
+/// The options that only this experiment has, as they are written in the recorded command.
 fn words(args: &LanguageArgs) -> Vec<String> {
     let mut words = Vec::new();
     let mut add = |name: &str, value: &str| words.push(format!("--{name} {}", quoted(value)));
@@ -109,6 +109,6 @@ fn show_estimates(args: &LanguageArgs, rows: &[RowEstimate]) -> Result<Outcome, 
             "{table}\ntraining alone, {seeds} seed(s) per row{search}: {days:.1} days with {threads} threads; {machine}"
         ),
     };
-    printed(writeln!(io::stdout(), "{text}"))?;
+    ignore_closed_stdout(writeln!(io::stdout(), "{text}"))?;
     Ok(Outcome::Finished)
 }

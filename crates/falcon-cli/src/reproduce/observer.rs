@@ -7,12 +7,16 @@ use falcon_lm::config::RunConfig;
 use falcon_lm::monitor::Monitor;
 use falcon_lm::train::Watch;
 
-use crate::interrupt::{SAVING, stop_on_interrupt};
-use crate::progress::measuring;
+use crate::interrupt::stop_on_interrupt;
+use crate::progress::stage_monitor;
 use crate::train::Show;
 
-/// What is printed when the program is interrupted before anything is trained.
+/// The message at an interrupt during a preparation. It does not mention saving: a preparation has nothing to save, and
+/// runs of a search before it are saved already.
 const STOPPING: &str = "stopping";
+/// The message at an interrupt while models are trained or evaluated. One message for both, because one run may be
+/// trained while another is evaluated.
+const SAVING: &str = "saving all progress";
 
 /// Progress bars and lines on stderr; Ctrl-C stops the experiment.
 pub(super) struct Terminal;
@@ -23,14 +27,14 @@ impl Observer for Terminal {
     }
 
     fn watch(&self, title: String, config: &RunConfig) -> Box<dyn Watch> {
-        Box::new(Show::new(config, stop_on_interrupt(SAVING)).about(title))
+        Box::new(Show::new(config, stop_on_interrupt(SAVING)).with_title(title))
     }
 
     fn preparing(&self, what: &str) -> Box<dyn Monitor> {
-        Box::new(measuring(what, STOPPING))
+        Box::new(stage_monitor(what, STOPPING))
     }
 
     fn evaluating(&self, title: &str) -> Box<dyn Monitor> {
-        Box::new(measuring(title, SAVING))
+        Box::new(stage_monitor(title, SAVING))
     }
 }

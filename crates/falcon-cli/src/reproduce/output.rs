@@ -10,9 +10,9 @@ use falcon_lab::tables::aligned;
 use falcon_lm::train::Outcome;
 
 use super::{ReproduceError, RowsArgs};
-use crate::output::{self, Kind, printed};
+use crate::output::{self, Kind, ignore_closed_stdout};
 
-/// Prints the tables of an experiment that ended: of the rows that are done, if not all of them are.
+/// Prints the tables of an experiment that ended. If not all of its rows are done, the tables have those that are.
 pub(super) fn finish<E: Experiment>(
     args: &RowsArgs,
     output: &Path,
@@ -23,7 +23,7 @@ pub(super) fn finish<E: Experiment>(
         if !args.json {
             let files = record.files().into_iter().map(|(name, _)| name).chain(ended.report).chain([RESULTS_FILE]);
             let files = files.collect::<Vec<_>>().join(", ");
-            printed(writeln!(io::stdout(), "\nAll results are in {}: {files}", output.display()))?;
+            ignore_closed_stdout(writeln!(io::stdout(), "\nAll results are in {}: {files}", output.display()))?;
         }
     }
     match ended.failed {
@@ -54,5 +54,5 @@ fn print<E: Experiment>(args: &RowsArgs, record: &ExperimentRecord<E>) -> Result
         true => serde_json::to_string(record).map_err(io::Error::from)? + "\n",
         false => aligned(&record.summary()),
     };
-    Ok(printed(io::stdout().write_all(text.as_bytes()))?)
+    Ok(ignore_closed_stdout(io::stdout().write_all(text.as_bytes()))?)
 }

@@ -13,7 +13,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 pub use self::args::{DtypeArg, FormArg, ScanArgs};
-use crate::output::{Kind, check, printed};
+use crate::output::{Kind, check, ignore_closed_stdout};
 use crate::progress::with_spinner;
 use crate::threads::{self, ThreadsError};
 
@@ -63,7 +63,7 @@ pub fn run(args: &ScanArgs) -> Result<(), ScanFileError> {
         true => serde_json::to_string(&report).map_err(io::Error::from)?,
         false => report.line(),
     };
-    Ok(printed(writeln!(io::stdout(), "{line}"))?)
+    Ok(ignore_closed_stdout(writeln!(io::stdout(), "{line}"))?)
 }
 
 /// Runs the file `input` on `threads` threads, or all cores, and writes the results to `output`, which must be

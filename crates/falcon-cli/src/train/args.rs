@@ -18,15 +18,15 @@ pub struct TrainArgs {
     pub config: Option<PathBuf>,
 
     /// The model. NAME@OTHER is NAME with a memory as large as OTHER's, for example mamba2@falcon-1a.3.
-    #[arg(short, long, value_name = "PRESET", value_parser = Names::of(PRESETS.iter().copied()))]
+    #[arg(short, long, value_name = "PRESET", value_parser = Names::new(PRESETS.iter().copied()))]
     pub model: Option<String>,
 
     /// The size of the model.
-    #[arg(long, value_name = "SIZE", value_parser = Names::of(SIZES.iter().copied()))]
+    #[arg(long, value_name = "SIZE", value_parser = Names::new(SIZES.iter().copied()))]
     pub size: Option<String>,
 
     /// The task that the model is trained on.
-    #[arg(short, long, value_name = "TASK", value_parser = Names::of(TASKS.iter().copied()))]
+    #[arg(short, long, value_name = "TASK", value_parser = Names::new(TASKS.iter().copied()))]
     pub task: Option<String>,
 
     /// Number of training steps; the same as --set train.steps=N.

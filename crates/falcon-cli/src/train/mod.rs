@@ -19,7 +19,7 @@ pub use args::TrainArgs;
 pub(crate) use show::Show;
 
 use crate::interrupt::{SAVING, stop_on_interrupt};
-use crate::output::printed;
+use crate::output::ignore_closed_stdout;
 use crate::threads::{ThreadsError, use_threads};
 
 /// Why `falcon train` failed.
@@ -48,14 +48,14 @@ pub enum TrainCommandError {
 
 /// Trains a model, and prints a summary.
 pub fn run(args: &TrainArgs) -> Result<Outcome, TrainCommandError> {
-    let TrainPlan { mut config, tokenizer, folder, named } = plan(args)?;
+    let TrainPlan { mut config, tokenizer, folder, folder_given } = plan(args)?;
     let footprint = Footprint::of(&config);
     if args.dry_run {
         let text = match args.json {
             true => as_json(&config, &footprint).to_string() + "\n",
             false => format!("# memory: {footprint}\n\n{}\n", config.to_toml()),
         };
-        printed(io::stdout().write_all(text.as_bytes()))?;
+        ignore_closed_stdout(io::stdout().write_all(text.as_bytes()))?;
         return Ok(Outcome::Finished);
     }
     if !args.no_memory_check {
@@ -70,9 +70,9 @@ pub fn run(args: &TrainArgs) -> Result<Outcome, TrainCommandError> {
         let _ = writeln!(io::stderr(), "{}", config.to_toml());
     }
     use_threads(args.threads.map(Into::into))?;
-    // Before the first step there is nothing to save.
+    // Until the run is opened there is nothing to save.
     let mut show = Show::new(&config, stop_on_interrupt("stopping"));
-    let changes = if named { Changes::Accept } else { Changes::Refuse };
+    let changes = if folder_given { Changes::Accept } else { Changes::Refuse };
     let opening = Opening { changes, initial: initial_model };
     let mut trainer = match Trainer::open_by(&config, tokenizer, &folder, &opening, &mut show) {
         Err(error) if error.is_interrupt() => {
@@ -84,7 +84,7 @@ pub fn run(args: &TrainArgs) -> Result<Outcome, TrainCommandError> {
     stop_on_interrupt(SAVING);
     show.begin(&config, &trainer, &footprint);
     let outcome = trainer.run(&mut show)?;
-    printed(show.end(&mut io::stdout().lock(), &trainer, outcome, args.json))?;
+    ignore_closed_stdout(show.end(&mut io::stdout().lock(), &trainer, outcome, args.json))?;
     Ok(outcome)
 }
 
@@ -94,8 +94,9 @@ struct TrainPlan {
     /// The tokenizer of the task.
     tokenizer: Tokenizer,
     folder: PathBuf,
-    /// Whether the folder was given, so that a run in it is to be resumed with the other arguments.
-    named: bool,
+    /// Whether the folder was given by `--run`. Then the other arguments may change a run in it; otherwise they were
+    /// meant for a new run.
+    folder_given: bool,
 }
 
 /// All keys of a configuration in the sections of its file, and the memory that it needs.
@@ -125,8 +126,8 @@ fn plan(args: &TrainArgs) -> Result<TrainPlan, TrainCommandError> {
     if let Some(path) = &args.config {
         layers.push(Layer::file(path)?);
     }
-    let named = [("model", "preset", &args.model), ("model", "size", &args.size), ("task", "name", &args.task)];
-    for (section, key, value) in named {
+    let options = [("model", "preset", &args.model), ("model", "size", &args.size), ("task", "name", &args.task)];
+    for (section, key, value) in options {
         layers.extend(value.as_ref().map(|value| Layer::of(section, key, value.as_str())));
     }
     layers.extend(args.steps.map(|steps| Layer::of("train", "steps", steps)));
@@ -141,21 +142,21 @@ fn plan(args: &TrainArgs) -> Result<TrainPlan, TrainCommandError> {
             layers.push(Layer::of("train", "init_from", source.to_string_lossy().into_owned()));
         }
         let (config, tokenizer) = Draft::resumed(&folder, &layers)?.open()?;
-        return Ok(TrainPlan { config, tokenizer, folder, named: true });
+        return Ok(TrainPlan { config, tokenizer, folder, folder_given: true });
     }
     if let Some(source) = &args.init_from {
-        let mut below = Pretrained::layer(source)?;
-        below.push(Layer::of("train", "init_from", source.to_string_lossy().into_owned()));
-        layers.splice(0..0, below);
+        let mut lowest = Pretrained::layer(source)?;
+        lowest.push(Layer::of("train", "init_from", source.to_string_lossy().into_owned()));
+        layers.splice(0..0, lowest);
     }
     let mut draft = Draft::resolve(&layers)?;
-    let (folder, named) = match args.run.clone() {
+    let (folder, folder_given) = match args.run.clone() {
         Some(folder) => (folder, true),
         None => (Path::new("runs").join(format!("{}-{}", draft.task.name(), draft.preset)), false),
     };
-    if !named && is_run(&folder) && args.init_from.is_none() {
+    if !folder_given && is_run(&folder) && args.init_from.is_none() {
         draft = Draft::resumed(&folder, &layers)?;
     }
     let (config, tokenizer) = draft.open()?;
-    Ok(TrainPlan { config, tokenizer, folder, named })
+    Ok(TrainPlan { config, tokenizer, folder, folder_given })
 }

@@ -15,8 +15,8 @@ use crate::progress::Progress;
 
 /// Shows the progress of a run.
 pub(crate) struct Show {
-    /// Printed before every line.
-    about: String,
+    /// Shown before progress and evaluations: the title of the run and two spaces, or nothing.
+    prefix: String,
     progress: Progress,
     stop: Interrupt,
     begin: Instant,
@@ -25,16 +25,17 @@ pub(crate) struct Show {
     steps: u64,
     /// The mean number of tokens in a step.
     tokens_per_step: u64,
-    /// Tokens of one pass over the data, if the data is finite.
+    /// The number of tokens in one pass over the data; none if the task generates its data.
     epoch: Option<usize>,
-    last: Vec<EvalRecord>,
+    /// The evaluations of the last step that was evaluated.
+    last_evaluations: Vec<EvalRecord>,
 }
 
 impl Show {
     pub fn new(config: &RunConfig, stop: Interrupt) -> Self {
         Self {
-            about: String::new(),
-            progress: Progress::later(config.train.schedule.steps),
+            prefix: String::new(),
+            progress: Progress::bar(config.train.schedule.steps),
             stop,
             begin: Instant::now(),
             tokens: 0,
@@ -42,16 +43,16 @@ impl Show {
             steps: 0,
             tokens_per_step: config.train.batch as u64 * config.task.tokens_per_sequence() as u64,
             epoch: None,
-            last: Vec::new(),
+            last_evaluations: Vec::new(),
         }
     }
 
-    /// Prints a name before every line.
-    pub fn about(self, name: String) -> Self {
-        Self { about: name + "  ", ..self }
+    /// Shows a title before progress and evaluations, to tell apart runs that are trained at the same time.
+    pub fn with_title(self, title: String) -> Self {
+        Self { prefix: title + "  ", ..self }
     }
 
-    /// Removes the line of progress.
+    /// Removes the progress bar.
     pub fn clear(&mut self) {
         self.progress.clear();
     }
@@ -74,7 +75,7 @@ impl Show {
                 step => format!("resuming {folder} from step {step}"),
             },
         ];
-        lines.iter().for_each(|line| self.progress.say(line));
+        lines.iter().for_each(|line| self.progress.print_line(line));
     }
 
     /// Prints the summary of the run.
@@ -92,7 +93,7 @@ impl Show {
             let summary = json!({
                 "outcome": match outcome { Outcome::Finished => "finished", Outcome::Interrupted => "interrupted" },
                 "run": folder.display().to_string(), "step": step, "steps_now": self.steps, "best": trainer.best(),
-                "evaluations": self.last, "tokens_per_second": rate, "peak_memory": peak,
+                "evaluations": self.last_evaluations, "tokens_per_second": rate, "peak_memory": peak,
             });
             return writeln!(out, "{summary}");
         }
@@ -128,29 +129,29 @@ impl Watch for Show {
                 self.progress.position(record.step);
                 let tokens = record.step * self.tokens_per_step;
                 let epoch = self.epoch.map_or(String::new(), |epoch| format!("  epoch {}", passes(tokens, epoch)));
-                self.progress.message(format!("{}{}{epoch}", self.about, trained(record)));
+                self.progress.message(format!("{}{}{epoch}", self.prefix, train_line(record)));
             }
             Record::Eval(record) => {
-                self.progress.say_in_a_line(&format!("{}{}", self.about, measured(record)));
-                self.last.retain(|last| last.step == record.step);
-                self.last.push(record.clone());
+                self.progress.print_line_truncated(&format!("{}{}", self.prefix, eval_line(record)));
+                self.last_evaluations.retain(|last| last.step == record.step);
+                self.last_evaluations.push(record.clone());
             }
             Record::Start(_) | Record::Gates(_) | Record::Stop(_) => {}
         }
     }
 
     fn note(&mut self, message: &str) {
-        self.progress.say(message);
+        self.progress.print_line(message);
     }
 
     fn warn(&mut self, message: &str) {
-        self.progress.say(&format!("warning: {message}"));
+        self.progress.print_line(&format!("warning: {message}"));
     }
 }
 
 impl Monitor for Show {
     fn advance(&mut self, bytes: usize, _total: Option<usize>) {
-        self.progress.message(format!("{}{} of text encoded", self.about, HumanBytes(bytes as u64)));
+        self.progress.message(format!("{}{} of text encoded", self.prefix, HumanBytes(bytes as u64)));
     }
 
     fn cancelled(&mut self) -> bool {
@@ -158,7 +159,7 @@ impl Monitor for Show {
     }
 }
 
-fn trained(record: &TrainRecord) -> String {
+fn train_line(record: &TrainRecord) -> String {
     let TrainRecord { loss, accuracy, lr, grad_norm, tokens, seconds, .. } = record;
     let task: String = record.task.iter().map(|(name, value)| format!("  {name} {value}")).collect();
     let rate = HumanCount((*tokens as f64 / seconds) as u64);
@@ -168,7 +169,7 @@ fn trained(record: &TrainRecord) -> String {
     )
 }
 
-fn measured(record: &EvalRecord) -> String {
+fn eval_line(record: &EvalRecord) -> String {
     let EvalRecord { step, split, total, about, .. } = record;
     let (loss, accuracy) = (total.loss, 100.0 * total.accuracy);
     let text = about.get("token perplexity").zip(about.get("bits per byte"));

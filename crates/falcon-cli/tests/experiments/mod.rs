@@ -1,6 +1,6 @@
 //! Runs and experiments that take less than a second.
 
-#![allow(dead_code, reason = "each test binary uses some of it")]
+#![allow(dead_code, reason = "no test binary uses all of this file")]
 
 use std::fs;
 use std::path::Path;
@@ -18,8 +18,8 @@ pub fn addition(args: &[&str], output: &Path) -> Output {
     command.arg("--output").arg(output).output().unwrap()
 }
 
-/// The output of a command, which must have succeeded.
-pub fn printed(ran: &Output) -> String {
+/// What a command wrote to stdout. The command must have succeeded.
+pub fn stdout_of(ran: &Output) -> String {
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
     String::from_utf8_lossy(&ran.stdout).into_owned()
 }
@@ -47,16 +47,20 @@ pub fn corpus(folder: &Path) {
     let eval = folder.join("eval");
     fs::create_dir_all(&eval).unwrap();
     // Two questions with different answers: each is the example of the other.
-    let two = |name: &str, line: &str, other: [&str; 2]| {
+    let write_two = |name: &str, line: &str, other: [&str; 2]| {
         fs::write(eval.join(format!("{name}.jsonl")), [line, &line.replace(other[0], other[1])].join("\n"))
             .unwrap();
     };
     let question = r#"{"question": "rain falls", "context": "on the", "choices": ["hill", "river"], "gold": 0}"#;
     for name in ["piqa", "hellaswag", "arc_easy", "arc_challenge", "openbookqa", "social_iqa", "sciq"] {
-        two(name, question, ["0}", "1}"]);
+        write_two(name, question, ["0}", "1}"]);
     }
-    two("winogrande", r#"{"contexts": ["rain on", "a river"], "continuation": "runs", "gold": 1}"#, ["1}", "0}"]);
-    two("lambada_openai", r#"{"context": "rain falls on the", "target": "hill"}"#, ["hill", "river"]);
+    write_two(
+        "winogrande",
+        r#"{"contexts": ["rain on", "a river"], "continuation": "runs", "gold": 1}"#,
+        ["1}", "0}"],
+    );
+    write_two("lambada_openai", r#"{"context": "rain falls on the", "target": "hill"}"#, ["hill", "river"]);
 }
 
 /// Options of a model that takes milliseconds per step.

@@ -18,7 +18,7 @@ pub struct Case {
     pub stdin: Option<&'static str>,
     /// The expected outcome.
     pub expect: Expect,
-    /// The limit of its address space, in MiB.
+    /// The limit of the program's address space, in MiB.
     pub memory: u64,
     /// Seconds after which the command counts as hanging: far more than it needs, so that slow machines pass.
     pub seconds: u64,
@@ -53,17 +53,17 @@ impl Case {
         Self { expect: Expect::Works(words), ..Self::refused(name, files, command, words) }
     }
 
-    /// The same with another limit of its address space, in MiB.
+    /// The same case with another limit of the address space, in MiB.
     pub const fn memory(self, mib: u64) -> Self {
         Self { memory: mib, ..self }
     }
 
-    /// The same with another deadline.
+    /// The same case with another deadline.
     pub const fn seconds(self, seconds: u64) -> Self {
         Self { seconds, ..self }
     }
 
-    /// The same with a file as stdin.
+    /// The same case with a file as stdin.
     pub const fn stdin(self, file: &'static str) -> Self {
         Self { stdin: Some(file), ..self }
     }
@@ -114,11 +114,11 @@ impl Case {
             return Err(format!("{status}, where {code} was expected\n{out}{err}"));
         }
         if let Some(missing) = words.iter().find(|word| !text.contains(**word)) {
-            return Err(format!("does not say {missing:?}\n{out}{err}"));
+            return Err(format!("the output lacks {missing:?}\n{out}{err}"));
         }
         let after = contents(&folder);
         match before.iter().find(|(path, bytes)| after.get(*path) != Some(bytes)) {
-            Some((path, _)) => Err(format!("{} is no longer what it was\n{out}{err}", path.display())),
+            Some((path, _)) => Err(format!("{} was changed or removed\n{out}{err}", path.display())),
             None => Ok(()),
         }
     }

@@ -18,8 +18,8 @@ fn model(folder: &Path) -> Model {
     model
 }
 
-/// A model with other weights.
-fn changed(folder: &Path, change: impl FnOnce(&mut falcon_nn::NamedArrays)) {
+/// A small model whose weights are changed.
+fn changed_model(folder: &Path, change: impl FnOnce(&mut falcon_nn::NamedArrays)) {
     model(folder);
     let path = folder.join("model").join(WEIGHTS_FILE);
     let mut arrays = read_arrays(&path).unwrap();
@@ -34,10 +34,11 @@ fn questions(folder: &Path, line: &str) {
     fs::write(folder.join("piqa.jsonl"), format!("{good}\n{line}\n")).unwrap();
 }
 
+/// A model and a named pipe.
 fn pipe(folder: &Path) {
     model(folder);
-    let made = std::process::Command::new("mkfifo").arg(folder.join("pipe")).status().unwrap();
-    assert!(made.success());
+    let status = std::process::Command::new("mkfifo").arg(folder.join("pipe")).status().unwrap();
+    assert!(status.success());
 }
 
 const CASES: &[Case] = &[
@@ -58,7 +59,7 @@ const CASES: &[Case] = &[
     ),
     Case::refused(
         "a weight that is not a number",
-        |folder| changed(folder, |arrays| arrays.get_mut("model.norm.weight").unwrap().1[3] = f32::NAN),
+        |folder| changed_model(folder, |arrays| arrays.get_mut("model.norm.weight").unwrap().1[3] = f32::NAN),
         "generate model hello",
         &["model.safetensors", "\"model.norm.weight\" holds NaN at index [3]"],
     ),
@@ -66,7 +67,7 @@ const CASES: &[Case] = &[
         "an infinite weight in a model that is measured",
         |folder| {
             fs::write(folder.join("a.txt"), "text").unwrap();
-            changed(folder, |arrays| arrays.get_mut("model.norm.weight").unwrap().1[0] = f32::INFINITY);
+            changed_model(folder, |arrays| arrays.get_mut("model.norm.weight").unwrap().1[0] = f32::INFINITY);
         },
         "eval model --text a.txt",
         &["\"model.norm.weight\" holds inf at index [0]"],
@@ -118,7 +119,7 @@ const CASES: &[Case] = &[
         &["/dev/zero: this is a character device"],
     ),
     Case::refused(
-        "a line of prompts without an end",
+        "a prompt that is longer than any line may be",
         |folder| {
             model(folder);
             fs::File::create(folder.join("zeros")).unwrap().set_len(3 << 20).unwrap();

@@ -24,7 +24,7 @@ fn hole(path: &Path, bytes: u64) {
     File::create(path).unwrap().set_len(bytes).unwrap();
 }
 
-/// A frame of zstd with blocks of one repeated letter: 4 bytes for every 128 KiB.
+/// A zstd file that expands to far more than its size: its blocks repeat one letter, 4 bytes for every 128 KiB.
 fn bomb(path: &Path, blocks: usize) {
     let mut frame = 0xfd2f_b528u32.to_le_bytes().to_vec();
     // A window of 128 KiB, without length and checksum.
@@ -37,7 +37,7 @@ fn bomb(path: &Path, blocks: usize) {
     fs::write(path, frame).unwrap();
 }
 
-/// A word tokenizer with one token of this number, and this normaliser.
+/// A corpus, and a tokenizer of words with this normaliser, whose last token has this id.
 fn tokenizer(folder: &Path, id: u64, normalizer: &str) {
     corpus(folder);
     let json = format!(
@@ -116,14 +116,14 @@ const CASES: &[Case] = &[
     )
     .seconds(100),
     Case::refused(
-        "a line of JSON without end",
+        "a line of JSON that is longer than any line may be",
         |folder| hole(&folder.join("long.jsonl"), (256 << 20) + 10),
         "tokenizer train long.jsonl -o tokenizer.json",
         &["long.jsonl", "line 1", "256 MiB", ".txt"],
     )
     .memory(1024),
     Case::refused(
-        "a question without end",
+        "a question that is longer than any line may be",
         |folder| hole(&folder.join("piqa.jsonl"), (256 << 20) + 10),
         "eval model --tasks piqa --data .",
         &["piqa.jsonl", "line 1", "256 MiB"],
@@ -142,14 +142,14 @@ const CASES: &[Case] = &[
         &["task.train", "bomb.txt.zst", "200 times", "FALCON_MAX_EXPANSION"],
     ),
     Case::refused(
-        "a number of a token that asks for gigabytes",
+        "a token id so large that a table of ids would take gigabytes",
         |folder| tokenizer(folder, 1_000_000_000, "null"),
         "train --task text --set task.train=corpus.txt --set task.tokenizer=tokenizer.json",
         &["tokenizer.json", "1000000000", "16777215"],
     )
     .memory(512),
     Case::refused(
-        "a normaliser that makes a letter a megabyte",
+        "a normaliser that replaces a letter by a megabyte",
         |folder| {
             let long = "b".repeat(1 << 20);
             tokenizer(
@@ -163,7 +163,7 @@ const CASES: &[Case] = &[
     )
     .memory(512),
     Case::refused(
-        "a tokenizer that is larger than any",
+        "a tokenizer file above the largest size that is read",
         |folder| {
             corpus(folder);
             hole(&folder.join("tokenizer.json"), 65 << 20);
@@ -212,7 +212,7 @@ const CASES: &[Case] = &[
         &["task.valid", "standard input", "a file first"],
     ),
     Case::refused(
-        "a weight that is none",
+        "a text with a negative weight",
         corpus,
         "train --task text --set task.train=[{path=\"corpus.txt\",weight=-1}]",
         &["task.train", "above 0", "-1 for corpus.txt"],

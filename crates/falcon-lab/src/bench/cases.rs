@@ -46,7 +46,7 @@ pub(super) struct CaseSize {
 }
 
 impl CaseSize {
-    /// The memory of its tensors, in bytes: about a dozen with one number per token, head and dimension.
+    /// The memory of its tensors, in bytes: about twelve arrays, each with a number per token, head and dimension.
     pub fn bytes(self) -> usize {
         let Self { tokens, dim, heads, batch } = self;
         product(&[tokens, dim, heads, batch, 12 * size_of::<f32>()])
@@ -122,17 +122,18 @@ impl CaseTensors {
         }
     }
 
-    /// The inputs of `rule`, all tokens.
+    /// The inputs of `rule` for all tokens.
     pub fn inputs(&self, rule: &Rule) -> Result<Inputs<'_, f32>, BenchError> {
-        self.window(rule, 0, self.size.all_tokens(), &self.offsets)
+        self.inputs_from(rule, 0, self.size.all_tokens(), &self.offsets)
     }
 
-    /// The inputs of `rule`, a single token.
+    /// The inputs of `rule` for a single token.
     pub fn token(&self, rule: &Rule, token: usize) -> Result<Inputs<'_, f32>, BenchError> {
-        self.window(rule, token, 1, &[0, 1])
+        self.inputs_from(rule, token, 1, &[0, 1])
     }
 
-    fn window<'a>(
+    /// The inputs of `rule` for `tokens` tokens, beginning with the token `start`.
+    fn inputs_from<'a>(
         &'a self,
         rule: &Rule,
         start: usize,
@@ -164,7 +165,7 @@ impl CaseTensors {
         let (mut state, mut out) = (Call::new(rule, form, inputs)?.fresh_state(), self.out.borrow_mut());
         let out = &mut out[..];
         pool.install(|| {
-            // The checks count: a caller waits for them too.
+            // The checks are timed: a caller waits for them too.
             let start = Instant::now();
             Call::new(rule, form, inputs)?.forward(&mut state, out)?;
             Ok(start.elapsed().as_secs_f64())
@@ -182,7 +183,7 @@ impl CaseTensors {
             let tape = call.record(&mut state, out)?;
             let grads = tape.backward(&call, grad_out, None)?;
             let seconds = start.elapsed().as_secs_f64();
-            // Freeing the gradients does not count.
+            // Freeing the gradients is not timed.
             drop(grads);
             Ok(seconds)
         })

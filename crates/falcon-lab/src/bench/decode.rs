@@ -1,5 +1,5 @@
-//! The decode table: one token at a time, beside the speed at which the machine reads and writes an array of the same
-//! size.
+//! The table of decoding: the speed of one token at a time, beside the speed at which the machine reads and writes an
+//! array as large as the memory of the rule.
 
 use std::time::Instant;
 
@@ -10,14 +10,14 @@ use serde_json::json;
 use super::cases::{BenchRule, CaseSize, CaseTensors, named_rules};
 use super::error::BenchError;
 use super::options::KernelsOptions;
-use super::schedule::{Medians, RoundRobin, Ticket};
+use super::schedule::{JobId, Medians, Schedule};
 use super::table::{BenchTable, three_digits};
 use crate::tables::TextTable;
 
 /// Rules that are always in the table.
 pub const ALWAYS_DECODED: &[&str] = &["falcon-1", "falcon-1a"];
 
-/// The memory that one timing reads and writes, in bytes: some milliseconds.
+/// The number of bytes that one timing reads and writes, so that it takes some milliseconds.
 const BYTES_PER_TIMING: usize = 32 << 20;
 
 /// What is timed.
@@ -69,8 +69,8 @@ struct DecodeRow {
     size: CaseSize,
     /// The size of the memories of all heads, in bytes.
     bytes: usize,
-    step: Ticket,
-    machine: Ticket,
+    step: JobId,
+    machine: JobId,
 }
 
 /// The rows of the table and their jobs in the schedule.
@@ -80,7 +80,7 @@ pub(super) struct DecodeRows<'a> {
 }
 
 impl<'a> DecodeCases<'a> {
-    pub fn add_to(&'a self, schedule: &mut RoundRobin<'a>) -> Result<DecodeRows<'a>, BenchError> {
+    pub fn add_to(&'a self, schedule: &mut Schedule<'a>) -> Result<DecodeRows<'a>, BenchError> {
         let mut rows = Vec::new();
         for tensors in &self.tensors {
             for &rule in &self.plan.rules {
@@ -103,7 +103,7 @@ impl DecodeRows<'_> {
             TextTable::new(&["rule", "d", "state KiB", "ns/token", "tokens/s", "GB/s", "machine GB/s", "ratio"]);
         let mut json_rows = Vec::new();
         for DecodeRow { rule, size, bytes, step, machine } in rows {
-            let [seconds, machine_seconds] = [step, machine].map(|ticket| medians.of(ticket) / size.tokens as f64);
+            let [seconds, machine_seconds] = [step, machine].map(|job| medians.seconds(job) / size.tokens as f64);
             // The memory is read once and written once.
             let [rate, machine_rate] =
                 [seconds, machine_seconds].map(|seconds| 2.0 * bytes as f64 / seconds / 1e9);

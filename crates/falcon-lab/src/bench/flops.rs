@@ -12,7 +12,7 @@ pub(super) struct Flops {
 /// Counts the useful FLOPs of a rule. A multiplication and an addition count as two, a triangular product as half of
 /// a full one; gains, decays, copies and sums are not counted. A chunk has `C` tokens, queries `Q`, pairs `X` and
 /// `V`, and the incoming memory `S`; `dS` is the gradient of the outgoing memory, and `T(M)` the triangle of `M`. The
-/// numbers below are per token, divided by `C`.
+/// numbers below are those of a chunk divided by `C`, that is, per token.
 ///
 /// Linear rules, `O = QS + T(QXᵀ) V`, `S' = S + XᵀV`:
 ///
@@ -37,8 +37,8 @@ pub(super) struct Flops {
 ///              C dv each    the solve again;  its transpose;  W Uᵀ
 /// ```
 ///
-/// A window of `B > 1` pairs can be folded into the values of a linear rule. In a regression each step has `B` errors
-/// of `B` terms, `2 B² dv`, once forward and twice backward.
+/// In a linear rule, a window of `B > 1` pairs adds nothing, because it can be folded into the values. In a regression
+/// each step has `B` errors of `B` terms, `2 B² dv`, once forward and twice backward.
 pub(super) fn useful(rule: &Rule, dim: usize, chunk: usize) -> Flops {
     let chunk = Form::Chunked { chunk }.stretch(rule).unwrap_or(chunk);
     let (dim_k, dim_v, chunk) = (dim as f64, rule.state_columns(dim) as f64, chunk as f64);
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_of_square_chunks() {
+    fn operations_of_square_chunks_are_counted() {
         // With C = dk = dv = d everything is a multiple of d².
         let units = |rule: &Rule, chunk: usize| {
             let Flops { forward, backward } = useful(rule, 64, chunk);

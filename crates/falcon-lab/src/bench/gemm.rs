@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use gemm::Parallelism;
 
-use super::schedule::{Medians, RoundRobin, Ticket};
+use super::schedule::{JobId, Medians, Schedule};
 
 /// Sizes of the matrices: one that fits into a cache close to the core, and one that needs blocking. The faster of
 /// the two counts.
@@ -14,7 +14,7 @@ const SIDES: [usize; 2] = [256, 1024];
 /// The products that are timed for one number of threads.
 pub(super) struct Gemm {
     pub threads: usize,
-    jobs: [(usize, Ticket); 2],
+    jobs: [(usize, JobId); 2],
 }
 
 /// The speed of the products.
@@ -26,8 +26,8 @@ pub(super) struct GemmRate {
 }
 
 impl Gemm {
-    /// Adds products in `f32`, one on each of `threads` threads at the same time.
-    pub fn add_to(schedule: &mut RoundRobin<'_>, threads: usize) -> Self {
+    /// Adds the jobs that time products in `f32`, one on each of `threads` threads at the same time.
+    pub fn add_to(schedule: &mut Schedule<'_>, threads: usize) -> Self {
         let jobs = SIDES.map(|side| {
             let mut products: Vec<Product> = (0..threads).map(|_| Product::new(side)).collect();
             (side, schedule.add(move || Ok(run_together(&mut products))))
@@ -37,9 +37,9 @@ impl Gemm {
 
     /// The speed of all threads together.
     pub fn rate(&self, medians: &Medians) -> GemmRate {
-        let rates = self.jobs.map(|(side, ticket)| {
+        let rates = self.jobs.map(|(side, job)| {
             let flops = 2.0 * (side as f64).powi(3) * (repeats(side) * self.threads) as f64;
-            GemmRate { gflops: flops / medians.of(ticket) / 1e9, side }
+            GemmRate { gflops: flops / medians.seconds(job) / 1e9, side }
         });
         if rates[0].gflops > rates[1].gflops { rates[0] } else { rates[1] }
     }

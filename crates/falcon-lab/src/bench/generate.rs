@@ -24,7 +24,7 @@ use crate::tables::TextTable;
 const VOCABULARY: usize = 50_257;
 /// The number of tokens read in one call.
 const PIECE: usize = 1024;
-/// The number of steps to warm up, which do not count.
+/// The number of steps to warm up, which are not timed.
 const WARM: usize = 2;
 
 /// What to time.
@@ -34,7 +34,7 @@ pub struct GenerateOptions {
     pub models: Vec<String>,
     /// Their size.
     pub size: String,
-    /// The numbers of tokens before the first that is timed.
+    /// The lengths of the contexts, in tokens, after which generation is timed.
     pub contexts: Vec<usize>,
     /// The number of tokens to generate after each context.
     pub tokens: usize,
@@ -93,11 +93,11 @@ pub fn generate(
     for (name, config) in &models {
         let mut points = Vec::new();
         let grows = config.state_size().is_none();
-        let each = if grows { 1 } else { contexts.len() };
-        for contexts in contexts.chunks(each.max(1)) {
-            let one =
+        let per_process = if grows { 1 } else { contexts.len() };
+        for contexts in contexts.chunks(per_process.max(1)) {
+            let of_process =
                 GenerateOptions { models: vec![name.to_string()], contexts: contexts.to_vec(), ..options.clone() };
-            let (answers, error) = ask(name, &one, worker);
+            let (answers, error) = ask(name, &of_process, worker);
             if let Some(earlier) = error.and_then(|error| failed.replace(error)) {
                 warn(&earlier);
             }
@@ -109,7 +109,7 @@ pub fn generate(
                 let shown = |value: Option<f64>, digits: usize| {
                     value.map_or("–".into(), |value| format!("{value:.digits$}"))
                 };
-                let is = match (answer, seconds, grows) {
+                let context_is = match (answer, seconds, grows) {
                     (None, ..) => "failed",
                     (_, None, _) => "too large for this memory",
                     (_, _, true) => "random",
@@ -123,11 +123,11 @@ pub fn generate(
                     shown(seconds.map(|seconds| 1e3 * seconds), 1),
                     answer.map_or("–".into(), |answer| mib(answer.state_bytes as u64)),
                     answer.and_then(|answer| answer.resident_bytes).map_or("–".into(), mib),
-                    is.into(),
+                    context_is.into(),
                 ]);
                 rows.push(json!({
                     "table": "generate", "model": name, "size": options.size, "parameters": config.parameter_count(),
-                    "threads": options.threads, "tokens": options.tokens, "context": context, "context_is": is,
+                    "threads": options.threads, "tokens": options.tokens, "context": context, "context_is": context_is,
                     "seconds_per_token": seconds, "state_bytes": answer.map(|answer| answer.state_bytes),
                     "resident_bytes": answer.and_then(|answer| answer.resident_bytes),
                 }));
@@ -174,10 +174,10 @@ pub fn measure_generation(
         let mut stream: Option<GenerateStream> = None;
         for &context in &options.contexts {
             let cache = if grows { cache_bytes(&config, context) } else { 0 };
-            // Memory that is resident already need not be free.
+            // After the first context the weights are in memory already, and need no free memory.
             let weights = if stream.is_none() { config.parameter_count() * size_of::<f32>() } else { 0 };
             let needed = (cache + weights) as u64;
-            // A tenth more is needed to compute.
+            // Computing takes about a tenth more.
             let answer = if memory::available().is_some_and(|free| needed + needed / 10 > free) {
                 ContextAnswer { seconds_per_token: None, state_bytes: cache, resident_bytes: None }
             } else {
@@ -238,8 +238,8 @@ impl GenerateStream {
         }
     }
 
-    /// Fills the cache with random keys and values. Reading the tokens would take time quadratic in their number, and
-    /// the values make no difference.
+    /// Fills the cache with random keys and values. Reading tokens would take time quadratic in their number, and the
+    /// values make no difference to the speed.
     fn fill(&mut self, context: usize) {
         let config = self.model.config();
         let mixer = &config.mixer;
@@ -253,11 +253,12 @@ impl GenerateStream {
             }
         }
         let saved = SavedState { positions: vec![context], arrays, ..SavedState::default() };
-        self.state = self.model.import_state(saved, Path::new("random")).expect("arrays of its own shapes");
+        self.state =
+            self.model.import_state(saved, Path::new("random")).expect("the arrays have the shapes of the model");
         self.position = context;
     }
 
-    /// Generates the most likely tokens.
+    /// Generates tokens, each the most likely one, and times them.
     fn generate(&mut self, tokens: usize) -> ContextAnswer {
         let mut next = 0;
         // A copy: the next context continues this one, without the tokens generated here.

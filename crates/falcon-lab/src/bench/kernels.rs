@@ -7,7 +7,7 @@ use super::error::BenchError;
 use super::flops::{Flops, useful};
 use super::gemm::{Gemm, GemmRate};
 use super::options::KernelsOptions;
-use super::schedule::{Medians, RoundRobin, Ticket};
+use super::schedule::{JobId, Medians, Schedule};
 use super::table::{BenchTable, three_digits};
 use crate::tables::TextTable;
 
@@ -61,8 +61,8 @@ struct KernelRow {
     rule: BenchRule,
     size: CaseSize,
     threads: usize,
-    forward: Ticket,
-    both: Ticket,
+    forward: JobId,
+    both: JobId,
 }
 
 /// The rows of the table and their jobs in the schedule.
@@ -73,7 +73,7 @@ pub(super) struct KernelRows<'a> {
 }
 
 impl<'a> KernelCases<'a> {
-    pub fn add_to(&'a self, schedule: &mut RoundRobin<'a>) -> Result<KernelRows<'a>, BenchError> {
+    pub fn add_to(&'a self, schedule: &mut Schedule<'a>) -> Result<KernelRows<'a>, BenchError> {
         let Self { plan, tensors } = self;
         let gemms = plan.pools.iter().map(|(threads, _)| Gemm::add_to(schedule, threads)).collect();
         let (mut rows, chunk) = (Vec::new(), plan.chunk);
@@ -156,7 +156,7 @@ struct KernelFigures {
 
 impl KernelFigures {
     fn new(plan: &KernelsPlan, row: &KernelRow, medians: &Medians, gemm: f64) -> Self {
-        let (forward, both) = (medians.of(row.forward), medians.of(row.both));
+        let (forward, both) = (medians.seconds(row.forward), medians.seconds(row.both));
         let tokens = row.size.all_tokens() as f64;
         let work = tokens * row.size.heads as f64;
         let flops: Flops = useful(&row.rule.rule, row.size.dim, plan.chunk);

@@ -1,8 +1,9 @@
 //! Benchmarks: the speed and memory of kernels, training steps and generation, beside what the machine can do.
 //!
-//! Kernels, decoding and training steps are timed in turns, round by round, together with the machine's own rates,
-//! and medians are reported: a disturbance then affects a row and its yardstick alike. Rules of the scaling table and
-//! models that generate are timed one after the other, because not all would fit in memory at once.
+//! Kernels, decoding and training steps are timed in turns, round by round, together with the machine's own speed at
+//! matrix products and at reading memory, and medians are reported: a slow moment of the machine then affects a row and
+//! its yardstick alike. Rules of the scaling table and models that generate are timed one after the other, because not
+//! all would fit in memory at once.
 
 mod cases;
 mod decode;

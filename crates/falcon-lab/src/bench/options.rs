@@ -19,7 +19,7 @@ pub struct KernelsOptions {
     pub threads: Vec<usize>,
     /// The number of tokens per chunk of the chunked form.
     pub chunk: usize,
-    /// The number of rounds that count.
+    /// The number of timed rounds, after one to warm up.
     pub repeats: u16,
     /// Whether to time kernels.
     pub kernels: bool,

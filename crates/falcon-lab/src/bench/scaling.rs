@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::cases::{BenchRule, CaseSize, check_memory, named_rules};
 use super::error::BenchError;
-use super::schedule::RoundRobin;
+use super::schedule::Schedule;
 use super::serve::{TimedPart, TimingAnswer, TimingRequest};
 use super::table::{BenchTable, three_digits};
 use super::worker::Worker;
@@ -32,7 +32,7 @@ pub struct ScalingOptions<'a> {
     pub threads: Vec<usize>,
     /// The number of tokens per chunk of the chunked form.
     pub chunk: usize,
-    /// The number of rounds that count.
+    /// The number of timed rounds, after one to warm up.
     pub repeats: u16,
     /// The command of a process that answers requests by [`serve`](super::serve()).
     pub server: &'a dyn Fn() -> io::Result<Command>,
@@ -115,8 +115,8 @@ fn lengths(
         let first = ask(&mut worker, &request(tokens, TimedPart::Forward))?;
         workers.push((tokens, RefCell::new(worker), first.peak_bytes, Cell::new(None)));
     }
-    let mut schedule = RoundRobin::default();
-    let mut tickets = Vec::new();
+    let mut schedule = Schedule::default();
+    let mut jobs = Vec::new();
     for (tokens, worker, _, peak) in &workers {
         let (forward, both) = (request(*tokens, TimedPart::Forward), request(*tokens, TimedPart::Both));
         let forward = schedule.add(move || Ok(ask(&mut worker.borrow_mut(), &forward)?.seconds));
@@ -125,15 +125,14 @@ fn lengths(
             peak.set(answer.peak_bytes);
             Ok(answer.seconds)
         });
-        tickets.push([forward, both]);
+        jobs.push([forward, both]);
     }
     let medians = schedule.run(options.repeats.into(), monitor)?;
-    let lengths =
-        workers.iter().zip(tickets).map(|((tokens, _, forward_peak, both_peak), tickets)| LengthResult {
-            tokens: *tokens,
-            seconds: tickets.map(|ticket| medians.of(ticket) / *tokens as f64),
-            peak: [*forward_peak, both_peak.get()],
-        });
+    let lengths = workers.iter().zip(jobs).map(|((tokens, _, forward_peak, both_peak), jobs)| LengthResult {
+        tokens: *tokens,
+        seconds: jobs.map(|job| medians.seconds(job) / *tokens as f64),
+        peak: [*forward_peak, both_peak.get()],
+    });
     Ok(lengths.collect())
 }
 

@@ -1,40 +1,42 @@
-//! Round-robin timing: every job runs once per round, so that disturbances affect all of them alike.
+//! Times several jobs in turns (round-robin): each round runs every job once, so that a slow moment of the machine
+//! affects all of them alike.
 
 use falcon_lm::monitor::Monitor;
 
 use super::error::BenchError;
 
-/// Runs something once, and returns the seconds it took.
+/// Runs a piece of work once, and returns the seconds that it took.
 type Job<'a> = Box<dyn FnMut() -> Result<f64, BenchError> + 'a>;
 
-/// Jobs that are timed together.
+/// The jobs that are timed in turns, in the order of a round.
 #[derive(Default)]
-pub(super) struct RoundRobin<'a> {
+pub(super) struct Schedule<'a> {
     jobs: Vec<Job<'a>>,
 }
 
-/// Identifies a job of a schedule.
+/// Identifies a job of a [`Schedule`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ticket(usize);
+pub(super) struct JobId(usize);
 
 /// The medians of all jobs, in seconds.
 pub(super) struct Medians(Vec<f64>);
 
-impl<'a> RoundRobin<'a> {
+impl<'a> Schedule<'a> {
     /// Adds a job at the end of each round.
-    pub fn add(&mut self, job: impl FnMut() -> Result<f64, BenchError> + 'a) -> Ticket {
+    pub fn add(&mut self, job: impl FnMut() -> Result<f64, BenchError> + 'a) -> JobId {
         self.jobs.push(Box::new(job));
-        Ticket(self.jobs.len() - 1)
+        JobId(self.jobs.len() - 1)
     }
 
-    /// Runs one round to warm up, and `repeats` rounds that count.
+    /// Runs one round to warm up, whose times are dropped, and then `repeats` rounds. Returns the median time of each
+    /// job.
     pub fn run(mut self, repeats: usize, monitor: &mut dyn Monitor) -> Result<Medians, BenchError> {
         monitor.stage("timings");
-        let (mut done, all) = (0, (repeats + 1) * self.jobs.len());
+        let (mut done, total) = (0, (repeats + 1) * self.jobs.len());
         let mut samples = vec![Vec::with_capacity(repeats); self.jobs.len()];
         for round in 0..=repeats {
             for (job, samples) in self.jobs.iter_mut().zip(&mut samples) {
-                monitor.advance(done, Some(all));
+                monitor.advance(done, Some(total));
                 let seconds = job()?;
                 if round > 0 {
                     samples.push(seconds);
@@ -47,9 +49,10 @@ impl<'a> RoundRobin<'a> {
 }
 
 impl Medians {
-    /// The median of a job in seconds. It is never 0, although the clock may be too coarse for a tiny job.
-    pub fn of(&self, ticket: Ticket) -> f64 {
-        self.0[ticket.0].max(1e-9)
+    /// The median time of a job in seconds: at least 1 ns, so that it can be divided by. A clock may be too coarse for
+    /// a tiny job.
+    pub fn seconds(&self, job: JobId) -> f64 {
+        self.0[job.0].max(1e-9)
     }
 }
 
@@ -69,10 +72,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounds_are_interleaved_and_the_first_does_not_count() {
+    fn jobs_run_in_turns_and_the_warm_up_round_is_dropped() {
         let order = std::cell::RefCell::new(Vec::new());
         let mut times = [100.0, 1.0, 4.0, 2.0].into_iter();
-        let mut schedule = RoundRobin::default();
+        let mut schedule = Schedule::default();
         let first = schedule.add(|| {
             order.borrow_mut().push('a');
             Ok(times.next().unwrap())
@@ -82,7 +85,7 @@ mod tests {
             Ok(0.0)
         });
         let medians = schedule.run(3, &mut ()).unwrap();
-        assert_eq!((medians.of(first), medians.of(second)), (2.0, 1e-9));
+        assert_eq!((medians.seconds(first), medians.seconds(second)), (2.0, 1e-9));
         assert_eq!(order.into_inner(), ['a', 'b', 'a', 'b', 'a', 'b', 'a', 'b']);
         assert_eq!(median(vec![3.0, 1.0]), 2.0);
     }

@@ -7,7 +7,7 @@ use super::decode::DecodePlan;
 use super::error::BenchError;
 use super::kernels::KernelsPlan;
 use super::options::KernelsOptions;
-use super::schedule::RoundRobin;
+use super::schedule::Schedule;
 use super::table::BenchTable;
 
 /// Times kernels, decoding or both, beside the rates of the machine.
@@ -18,7 +18,7 @@ pub fn kernels(options: &KernelsOptions, monitor: &mut dyn Monitor) -> Result<Ve
     check_memory(bytes, "--tokens, --dims, --heads or --batch")?;
     let kernel_cases = kernels.as_ref().map(KernelsPlan::cases);
     let decode_cases = decode.as_ref().map(DecodePlan::cases);
-    let mut schedule = RoundRobin::default();
+    let mut schedule = Schedule::default();
     let kernel_rows = kernel_cases.as_ref().map(|cases| cases.add_to(&mut schedule)).transpose()?;
     let decode_rows = decode_cases.as_ref().map(|cases| cases.add_to(&mut schedule)).transpose()?;
     let medians = schedule.run(options.repeats.into(), monitor)?;

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::cases::{check_memory, product};
 use super::error::BenchError;
 use super::gemm::Gemm;
-use super::schedule::{RoundRobin, Ticket};
+use super::schedule::{JobId, Schedule};
 use super::table::BenchTable;
 use super::worker::Worker;
 use crate::tables::TextTable;
@@ -33,7 +33,7 @@ pub struct TrainOptions {
     pub tokens: usize,
     /// The number of threads, with which the global pool must have been started.
     pub threads: usize,
-    /// The number of rounds that count.
+    /// The number of timed rounds, after one to warm up.
     pub repeats: u16,
     /// The comparison with PyTorch; none if not set.
     pub peer: Option<PeerOptions>,
@@ -128,7 +128,7 @@ struct TrainRow {
     name: String,
     parameters: usize,
     flops: Option<f64>,
-    ticket: Ticket,
+    job: JobId,
 }
 
 /// Times training steps of all models.
@@ -137,8 +137,8 @@ pub fn train(options: &TrainOptions, monitor: &mut dyn Monitor) -> Result<BenchT
     let mut steps = Vec::new();
     for name in &options.models {
         let mut config = ModelConfig::preset(name, "tiny", VOCABULARY)?;
-        // The size of PyTorch's Transformer, instead of one that equalises parameters. A model without SwiGLU stays
-        // without.
+        // A preset has the size that gives all models the same number of parameters; here it is that of PyTorch's
+        // Transformer. A model without SwiGLU stays without.
         if config.intermediate_size > 0 {
             config.intermediate_size = 352;
         }
@@ -157,11 +157,11 @@ pub fn train(options: &TrainOptions, monitor: &mut dyn Monitor) -> Result<BenchT
             peers.push((format!("{name} {version}, transformer"), parameters, RefCell::new(peer)));
         }
     }
-    let mut schedule = RoundRobin::default();
+    let mut schedule = Schedule::default();
     let mut rows = Vec::new();
     for (name, parameters, peer) in &peers {
-        let ticket = schedule.add(|| peer.borrow_mut().run());
-        rows.push(TrainRow { name: name.clone(), parameters: *parameters, flops: None, ticket });
+        let job = schedule.add(|| peer.borrow_mut().run());
+        rows.push(TrainRow { name: name.clone(), parameters: *parameters, flops: None, job });
     }
     for (name, step) in options.models.iter().zip(&steps) {
         let flops = Some(step.borrow().flops());
@@ -170,21 +170,21 @@ pub fn train(options: &TrainOptions, monitor: &mut dyn Monitor) -> Result<BenchT
             name: name.clone(),
             parameters,
             flops,
-            ticket: schedule.add(|| Ok(step.borrow_mut().run())),
+            job: schedule.add(|| Ok(step.borrow_mut().run())),
         });
     }
     let gemm = Gemm::add_to(&mut schedule, options.threads);
     let medians = schedule.run(options.repeats.into(), monitor)?;
     let tokens = (options.batch * options.tokens) as f64;
     let peak = gemm.rate(&medians).gflops;
-    let peer = (!peers.is_empty()).then(|| medians.of(rows[0].ticket));
+    let peer_seconds = (!peers.is_empty()).then(|| medians.seconds(rows[0].job));
 
     let mut text = TextTable::new(&["", "parameters", "ms/step", "tokens/s", "x PyTorch", "GFLOP/s", "%gemm"]);
     let mut values = Vec::new();
     for row in &rows {
-        let seconds = medians.of(row.ticket);
+        let seconds = medians.seconds(row.job);
         let (ratio, gflops) =
-            (peer.map(|peer| peer / seconds), row.flops.map(|flops| flops * tokens / seconds / 1e9));
+            (peer_seconds.map(|peer| peer / seconds), row.flops.map(|flops| flops * tokens / seconds / 1e9));
         let cell =
             |value: Option<f64>, digits: usize| value.map_or(String::new(), |value| format!("{value:.digits$}"));
         text.row(vec![

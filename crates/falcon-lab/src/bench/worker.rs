@@ -84,20 +84,20 @@ mod tests {
     use super::*;
 
     /// The answer of a shell script to one request.
-    fn said(script: &str) -> String {
-        let mut child = Worker::start("it", Command::new("sh").args(["-c", script])).unwrap();
+    fn reply(script: &str) -> String {
+        let mut child = Worker::start("falcon-1", Command::new("sh").args(["-c", script])).unwrap();
         child.ask("go").unwrap_or_else(|error| error.to_string())
     }
 
     #[test]
-    fn the_reason_of_an_early_end_is_reported() {
-        assert_eq!(said("read line; echo $line on; read line"), "go on");
-        assert_eq!(said("exit 3"), "the process that measures it ended early (exit status: 3)");
-        let killed = said("kill -9 $$");
+    fn early_ends_are_reported_with_their_reason() {
+        assert_eq!(reply("read line; echo $line on; read line"), "go on");
+        assert_eq!(reply("exit 3"), "the process that measures falcon-1 ended early (exit status: 3)");
+        let killed = reply("kill -9 $$");
         assert!(killed.contains("SIGKILL") && killed.ends_with("is there enough memory?"), "{killed}");
-        let aborted = said("kill -ABRT $$");
+        let aborted = reply("kill -ABRT $$");
         assert!(aborted.contains("SIGABRT") && !aborted.contains("memory"), "{aborted}");
-        let none = Worker::start("it", &mut Command::new("/nowhere/python")).err().unwrap().to_string();
+        let none = Worker::start("falcon-1", &mut Command::new("/nowhere/python")).err().unwrap().to_string();
         assert!(none.contains("/nowhere/python: No such file"), "{none}");
     }
 }

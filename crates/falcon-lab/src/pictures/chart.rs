@@ -7,7 +7,7 @@ use super::axis::{AxisScale, TickFormat};
 /// A position on the x axis, and a value there.
 pub type Point = (f64, f64);
 
-/// Lines with at most this many points have a dot at each of them, if their style asks for dots.
+/// Lines with the style [`LineStyle::Dotted`] have a dot at each point, if they have at most this many points.
 const DOTS: usize = 40;
 
 /// The number of colours. Series beyond them use the same colours again, with dashes.
@@ -56,7 +56,7 @@ pub struct Tick {
     pub at: f64,
     /// The text beside the axis.
     pub label: String,
-    /// The full name of a place that is not just a number; none for numbers.
+    /// The full name of what is at this place, shown under the pointer; none if it is just a number.
     pub name: Option<String>,
 }
 
@@ -161,7 +161,8 @@ impl Chart {
     }
 }
 
-/// Two decimals without trailing zeros: precise to a hundredth of a unit, and half the size of the file.
+/// Formats a number with two decimals and without trailing zeros: precise enough for a drawing, and half the size of
+/// the file.
 pub(super) fn short(number: f64) -> String {
     let text = format!("{number:.2}");
     let text = text.trim_end_matches('0').trim_end_matches('.');

@@ -66,7 +66,7 @@ impl Quantity<'_> {
         Chart { title: self.title.into(), unit: self.unit.into(), x, y, lines }.figure()
     }
 
-    /// The same, with a y axis that fits the values.
+    /// The same chart, with a y axis that fits the values.
     fn fitted<P: Iterator<Item = Point>>(
         &self,
         runs: &[ShownRun<'_>],
@@ -142,8 +142,8 @@ pub fn groups(runs: &[ShownRun<'_>]) -> Vec<String> {
     };
     let mut charts = Vec::new();
     for &(unit, pick) in picks {
-        charts.extend(groups_of(runs, ("Accuracy", |scores| scores.accuracy), unit, pick));
-        charts.extend(groups_of(runs, ("Exact match", |scores| scores.exact), unit, pick));
+        charts.extend(group_chart(runs, ("Accuracy", |scores| scores.accuracy), unit, pick));
+        charts.extend(group_chart(runs, ("Exact match", |scores| scores.exact), unit, pick));
     }
     charts
 }
@@ -151,7 +151,7 @@ pub fn groups(runs: &[ShownRun<'_>]) -> Vec<String> {
 /// Picks an evaluation of a split.
 type Pick = for<'a> fn(&'a RunRecord, &str) -> Option<&'a EvalRecord>;
 
-fn groups_of(
+fn group_chart(
     runs: &[ShownRun<'_>],
     (title, value): (&str, fn(&Scores) -> f64),
     unit: &str,
@@ -207,8 +207,8 @@ fn group_axis(runs: &[ShownRun<'_>]) -> Axis {
         let label = if prefix.is_some() { name.rsplit(' ').next().unwrap_or(name) } else { name };
         Tick { at: index as f64, label: label.into(), name: Some(full_name(split, name)) }
     };
-    let begins = |index: &usize| *index == 0 || names[*index].0 != names[index - 1].0;
-    let parts = (0..names.len()).filter(begins).map(|index| (index as f64 - 0.5, names[index].0.to_string()));
+    let starts_part = |index: &usize| *index == 0 || names[*index].0 != names[index - 1].0;
+    let parts = (0..names.len()).filter(starts_part).map(|index| (index as f64 - 0.5, names[index].0.to_string()));
     Axis {
         name: prefix.unwrap_or("group").into(),
         scale: AxisScale::linear(-0.5, names.len().max(1) as f64 - 0.5),

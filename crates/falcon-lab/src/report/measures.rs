@@ -23,7 +23,7 @@ pub struct Measure {
     pub value: fn(&EvalRecord) -> Option<f64>,
 }
 
-/// Whether low or high values are better, and the best one is set in bold.
+/// Which values are better. The best one is set in bold; with [`Better::Neither`], none is.
 #[derive(Clone, Copy)]
 pub enum Better {
     Low,
@@ -99,16 +99,16 @@ pub struct Comparable<'a> {
 }
 
 /// Keys of the addition task that affect training but not evaluation.
-const LEARNT: [&str; 4] = ["widths", "mixture", "sparse", "sparse_until"];
+const TRAINING_ONLY: [&str; 4] = ["widths", "mixture", "sparse", "sparse_until"];
 
 /// Keys of a task and their values.
 type Keys = Vec<(String, String)>;
 
-/// What a run is evaluated on: the keys of its task. A tokenizer is identified by its content, as two runs may use
-/// the same name for different ones.
-fn measured(run: &RunRecord) -> Keys {
+/// What a run is evaluated on: the keys of its task that affect evaluation, and their values. A tokenizer is identified
+/// by its content, as two runs may use the same name for different ones.
+fn evaluation_keys(run: &RunRecord) -> Keys {
     let task = run.config.get("task").and_then(toml::Value::as_table);
-    let keys = task.into_iter().flatten().filter(|(key, _)| !LEARNT.contains(&key.as_str()));
+    let keys = task.into_iter().flatten().filter(|(key, _)| !TRAINING_ONLY.contains(&key.as_str()));
     let tokenizer = std::fs::read(run.folder.join(TOKENIZER_FILE));
     keys.map(|(key, value)| match (key.as_str(), &tokenizer) {
         ("tokenizer", Ok(bytes)) => {
@@ -125,18 +125,18 @@ fn measured(run: &RunRecord) -> Keys {
 pub fn comparable<'a>(runs: &[ShownRun<'a>]) -> Vec<Comparable<'a>> {
     let mut groups: Vec<(Keys, Vec<ShownRun<'a>>)> = Vec::new();
     for run in runs {
-        let measured = measured(run);
-        match groups.iter_mut().find(|(known, _)| *known == measured) {
+        let keys = evaluation_keys(run);
+        match groups.iter_mut().find(|(group_keys, _)| *group_keys == keys) {
             Some((_, runs)) => runs.push(run.clone()),
-            None => groups.push((measured, vec![run.clone()])),
+            None => groups.push((keys, vec![run.clone()])),
         }
     }
-    let keys: Vec<Keys> = groups.iter().map(|(measured, _)| measured.clone()).collect();
+    let all_keys: Vec<Keys> = groups.iter().map(|(keys, _)| keys.clone()).collect();
     let name =
         |keys: &[(String, String)]| keys.iter().find(|(key, _)| key == "name").map(|(_, name)| name.clone());
     let shown = |value: &String| if value.is_empty() { "none".into() } else { value.clone() };
     let title = |group: &[(String, String)]| {
-        let others: Vec<_> = keys.iter().filter(|other| name(other) == name(group)).collect();
+        let others: Vec<_> = all_keys.iter().filter(|other| name(other) == name(group)).collect();
         let differs = |pair: &&(String, String)| others.iter().any(|other| !other.contains(pair));
         let differing: Vec<String> =
             group.iter().filter(differs).map(|(key, value)| format!("{key} = {}", shown(value))).collect();
@@ -144,9 +144,7 @@ pub fn comparable<'a>(runs: &[ShownRun<'a>]) -> Vec<Comparable<'a>> {
         if differing.is_empty() { name } else { format!("{name}: {}", differing.join(", ")) }
     };
     let several = groups.len() > 1;
-    let group = |(measured, runs): (Keys, Vec<ShownRun<'a>>)| Comparable {
-        title: several.then(|| title(&measured)),
-        runs,
-    };
+    let group =
+        |(keys, runs): (Keys, Vec<ShownRun<'a>>)| Comparable { title: several.then(|| title(&keys)), runs };
     groups.into_iter().map(group).collect()
 }

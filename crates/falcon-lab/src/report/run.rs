@@ -1,4 +1,4 @@
-//! Reads the folder of a run, and answers the page's questions about it.
+//! A run as it is read from its folder, and the values of it that the page shows.
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -174,11 +174,11 @@ pub(super) fn splits<'a>(runs: &'a [ShownRun<'_>]) -> Vec<&'a str> {
 pub(super) fn labels(runs: &[RunRecord]) -> Vec<String> {
     let deepest = runs.iter().map(|run| run.folder.ancestors().count()).max().unwrap_or(0);
     let label = |index: usize, run: &RunRecord| {
-        let alone = |depth: &usize| {
+        let is_distinct = |depth: &usize| {
             let others = runs.iter().enumerate().filter(|(other, _)| *other != index);
             others.into_iter().all(|(_, other)| with_parents(other, *depth) != with_parents(run, *depth))
         };
-        (0..deepest).find(alone).map_or(run.name.clone(), |depth| with_parents(run, depth))
+        (0..deepest).find(is_distinct).map_or(run.name.clone(), |depth| with_parents(run, depth))
     };
     let mut labels: Vec<String> = runs.iter().enumerate().map(|(index, run)| label(index, run)).collect();
     for index in 0..labels.len() {

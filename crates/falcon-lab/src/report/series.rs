@@ -83,7 +83,7 @@ mod tests {
     fn a_smoothed_line_stays_among_its_points() {
         assert_eq!(smooth(&[], 5.0), []);
         assert_eq!(smooth(&[(3.0, 7.0)], 5.0), [(3.0, 7.0)]);
-        // A straight line is its own centred mean, but where the window is cut off.
+        // A straight line is its own centred mean, except where the window is cut off.
         let line: Vec<Point> = (0..1000).map(|step| (step as f64, 2.0 * step as f64)).collect();
         let smoothed = smooth(&line, 20.0);
         assert_eq!(smoothed.len(), SMOOTH_POINTS);
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn only_finite_points_in_order() {
+    fn only_finite_points_are_drawn_in_order_of_steps() {
         let points = [(2.0, 1.0), (1.0, f64::NAN), (0.0, 3.0), (3.0, f64::INFINITY)];
         assert_eq!(drawable(points.into_iter()), [(0.0, 3.0), (2.0, 1.0)]);
     }

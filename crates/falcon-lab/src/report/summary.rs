@@ -51,12 +51,12 @@ pub fn summary(runs: &[ShownRun<'_>]) -> String {
 
 /// A column for each measure that at least one run has.
 fn scores(runs: &[ShownRun<'_>], over: &'static str, eval: Eval) -> Vec<SummaryColumn> {
-    let known = |measure: &Measure| runs.iter().any(|run| eval(run).and_then(measure.value).is_some());
+    let recorded = |measure: &Measure| runs.iter().any(|run| eval(run).and_then(measure.value).is_some());
     let column = |measure: &Measure| SummaryColumn {
         over,
         ..numbers(runs, measure.head, measure.better, |run| (measure.value)(eval(run)?), measure.show)
     };
-    MEASURES.iter().filter(|measure| known(measure)).map(column).collect()
+    MEASURES.iter().filter(|measure| recorded(measure)).map(column).collect()
 }
 
 fn texts(runs: &[ShownRun<'_>], head: &'static str, value: fn(&RunRecord) -> Option<String>) -> SummaryColumn {
@@ -73,11 +73,11 @@ fn numbers(
     show: fn(f64) -> String,
 ) -> SummaryColumn {
     let values: Vec<_> = runs.iter().map(|run| value(run).filter(|number| number.is_finite())).collect();
-    let known = values.iter().flatten().copied();
+    let present = values.iter().flatten().copied();
     let best = match better {
-        _ if known.clone().count() < 2 => None,
-        Better::Low => known.reduce(f64::min).map(show),
-        Better::High => known.reduce(f64::max).map(show),
+        _ if present.clone().count() < 2 => None,
+        Better::Low => present.reduce(f64::min).map(show),
+        Better::High => present.reduce(f64::max).map(show),
         Better::Neither => None,
     };
     let cell = |value: Option<f64>| match value.map(show) {
@@ -119,7 +119,7 @@ fn peak_memory(run: &RunRecord) -> Option<f64> {
     run.stops().filter_map(|stop| stop.peak_memory).max().map(|bytes| bytes as f64)
 }
 
-/// How the run ended, unless it was resumed since.
+/// How the run ended; a run that was resumed since is running.
 fn end(run: &RunRecord) -> String {
     let last = run.records.iter().rfind(|record| matches!(record, Record::Start(_) | Record::Stop(_)));
     match last {
@@ -187,13 +187,13 @@ fn program(run: &RunRecord) -> String {
         1 => "1 thread".into(),
         threads => format!("{threads} threads"),
     };
-    let again: Vec<_> = run.starts().skip(1).map(|start| thousands(start.step)).collect();
-    let again = match again.len() {
+    let resumed: Vec<_> = run.starts().skip(1).map(|start| thousands(start.step)).collect();
+    let resumed = match resumed.len() {
         0 => String::new(),
-        1 => format!(", resumed at step {}", again[0]),
-        _ => format!(", resumed at steps {}", again.join(", ")),
+        1 => format!(", resumed at step {}", resumed[0]),
+        _ => format!(", resumed at steps {}", resumed.join(", ")),
     };
-    format!("<p class=\"none\">Falcon {}, {threads}{again}</p>\n", escape(&start.version))
+    format!("<p class=\"none\">Falcon {}, {threads}{resumed}</p>\n", escape(&start.version))
 }
 
 /// A table with a row for each key whose values differ between runs.

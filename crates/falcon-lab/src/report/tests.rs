@@ -169,13 +169,14 @@ fn a_single_evaluation_is_in_the_summary_alone() {
 #[test]
 fn tokenizers_are_compared_by_content() {
     let folder = tempfile::tempdir().unwrap();
-    let of = |name: &str, tokenizer: &str| {
+    let run_with = |name: &str, tokenizer: &str| {
         let folder = folder.path().join(name);
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("tokenizer.json"), tokenizer).unwrap();
         RunRecord { folder, ..text_run(name, "v.txt", &[2.0]) }
     };
-    let [one, same, other] = [("one", "{}"), ("same", "{}"), ("other", "[]")].map(|(name, json)| of(name, json));
+    let [one, same, other] =
+        [("one", "{}"), ("same", "{}"), ("other", "[]")].map(|(name, json)| run_with(name, json));
     assert!(!page(&[one.clone(), same.clone()]).contains("class=\"part\""));
     assert_eq!(page(&[one, same, other]).matches("<h2 class=\"part\">Text: tokenizer = bytes (").count(), 2);
 }
@@ -214,7 +215,7 @@ fn a_long_run_does_not_make_a_long_page() {
 }
 
 #[test]
-fn runs_that_have_only_begun() {
+fn runs_without_records_or_evaluations_are_shown() {
     let with = |name: &str, records| RunRecord { records, ..run(name, 0) };
     let begun = with("begun", vec![]);
     let one_step = with("one step", vec![start(0), train(1)]);
@@ -243,7 +244,7 @@ fn first_step() -> TrainRecord {
 }
 
 #[test]
-fn a_resumed_run_is_running() {
+fn a_resumed_run_is_shown_as_running() {
     let mut run = run("again", 50);
     run.records.push(start(50));
     let page = page(&[run]);
@@ -272,21 +273,21 @@ fn labels_are_escaped_and_distinct() {
 fn read_errors_name_the_offending_file() {
     let parent = tempfile::tempdir().unwrap();
     let folder = parent.path().join("first");
-    let said = || RunRecord::read(&folder).unwrap_err().to_string();
+    let error = || RunRecord::read(&folder).unwrap_err().to_string();
     assert!(matches!(RunRecord::read(&folder), Err(ReportError::NotARun { .. })));
     std::fs::create_dir(&folder).unwrap();
-    assert!(said().contains("first: not a run"), "{}", said());
+    assert!(error().contains("first: not a run"), "{}", error());
     let (config, metrics) = (folder.join("config.toml"), folder.join(METRICS_FILE));
     std::fs::write(&config, "[model]\npreset = \n").unwrap();
-    assert!(said().contains("config.toml") && said().contains("line 2"), "{}", said());
+    assert!(error().contains("config.toml") && error().contains("line 2"), "{}", error());
     std::fs::write(&config, "[model]\npreset = \"retnet\"\n").unwrap();
-    assert_eq!(RunRecord::read(&folder).unwrap().records, [], "it has only begun");
+    assert_eq!(RunRecord::read(&folder).unwrap().records, [], "a run that has just started has no records yet");
     std::fs::write(&metrics, "{}\n").unwrap();
-    assert!(said().contains(METRICS_FILE) && said().contains("line 1"), "{}", said());
+    assert!(error().contains(METRICS_FILE) && error().contains("line 1"), "{}", error());
     std::fs::write(&metrics, "").unwrap();
     let run = RunRecord::read(&folder).unwrap();
     assert_eq!((run.name.as_str(), run.records.len()), ("first", 0));
     assert_eq!(run.config["model"]["preset"].as_str(), Some("retnet"));
     std::fs::remove_file(&config).unwrap();
-    assert!(said().contains("config.toml"), "{}", said());
+    assert!(error().contains("config.toml"), "{}", error());
 }

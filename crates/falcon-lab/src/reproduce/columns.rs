@@ -23,7 +23,7 @@ impl Spread {
         Self { mean, deviation: variance.map(f64::sqrt) }
     }
 
-    /// Both numbers with so many decimals.
+    /// The mean and the deviation, with `decimals` decimals.
     pub fn show(&self, decimals: usize) -> String {
         match self.deviation {
             Some(deviation) => format!("{:.decimals$} ± {deviation:.decimals$}", self.mean),
@@ -39,7 +39,7 @@ impl Spread {
 }
 
 impl<E: Experiment> ExperimentRecord<E> {
-    /// A value over the seeds of a row.
+    /// The mean of a value over the seeds of a row, and its deviation.
     pub(super) fn spread(&self, name: &str, value: impl Fn(&RowResult<E>) -> f64) -> Spread {
         Spread::of(&self.seeds_of(name).into_iter().map(value).collect::<Vec<_>>())
     }
@@ -70,7 +70,7 @@ impl<E: Experiment> ExperimentRecord<E> {
         Column::new(true, "minutes", |name| format!("{:.1}", self.spread(name, |row| row.seconds / 60.0).mean))
     }
 
-    /// The number of seeds of the row that has fewest, and of the one that has most.
+    /// The smallest and the largest number of seeds of a row.
     pub(super) fn seed_counts(&self) -> (usize, usize) {
         let counts = || self.names().into_iter().map(|name| self.seeds_of(name).len());
         (counts().min().unwrap_or(0), counts().max().unwrap_or(0))
@@ -122,11 +122,11 @@ pub(super) fn markdown_table(names: &[&str], columns: &[Column<'_>]) -> String {
     out
 }
 
-/// The preset of the paper's row to compare with. Rows that differ from a preset only in `train` keys are still the
-/// same model; others have no counterpart.
+/// The preset of the paper's row to compare with. A row that differs from a preset only in settings of `train` is still
+/// the same model. Any other has no counterpart.
 pub(super) fn paper_preset(name: &str) -> Option<&str> {
-    let (preset, changes) = name.split_once(' ').unwrap_or((name, ""));
-    changes.split_whitespace().all(|change| change.starts_with("train.")).then_some(preset)
+    let (preset, settings) = name.split_once(' ').unwrap_or((name, ""));
+    settings.split_whitespace().all(|setting| setting.starts_with("train.")).then_some(preset)
 }
 
 /// A number of seeds in words.

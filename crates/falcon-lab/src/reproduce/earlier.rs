@@ -1,4 +1,4 @@
-//! Rows and trials that earlier records have: they are taken as they are, and not trained again.
+//! Takes rows and trials from earlier records, so that they are not trained again.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -88,8 +88,9 @@ impl<E: Experiment> Earlier<E> {
         Some(Err(refused))
     }
 
-    /// The origin of a row that was recorded before rows had one. It is that of the wanted run if the record as a
-    /// whole was made with the same settings, and the row is a preset without changes and of the same size.
+    /// The origin of a row that was recorded before rows had origins. The row is taken to be the wanted run if the
+    /// record as a whole was made with the same settings, and the row is a preset without other settings and of the
+    /// same size.
     fn derived_origin(&self, row: &RowResult<E>, wanted: Wanted<'_>) -> Option<Origin> {
         let same = self.same_settings
             && wanted.row.set.is_empty()
@@ -99,9 +100,10 @@ impl<E: Experiment> Earlier<E> {
     }
 }
 
-/// Whether the presets of a record were trained as the current experiment trains them. That is so if its command is
-/// the same except for rows and seeds, and its first row has the same configuration. A record does not identify the
-/// contents of the texts, so that this cannot be told of tasks that read any.
+/// Whether the presets of a record were trained as the current experiment trains them. That is so if the record was
+/// made by the same version of the program with the same command except for rows and seeds, and its first row has the
+/// same configuration. It is never so for tasks that read texts, because such a record does not identify the contents
+/// of the texts.
 fn same_settings<E: Experiment>(
     record: &ExperimentRecord<E>,
     command: &str,
@@ -114,15 +116,15 @@ fn same_settings<E: Experiment>(
     if record.version != env!("CARGO_PKG_VERSION") || settings(&record.command) != settings(command) {
         return false;
     }
-    let Ok(there) = Layer::text(RESULTS_FILE, &record.config).and_then(|layer| RunConfig::resolve(&[layer]))
+    let Ok(recorded) = Layer::text(RESULTS_FILE, &record.config).and_then(|layer| RunConfig::resolve(&[layer]))
     else {
         return false;
     };
-    if matches!(there.task, TaskConfig::Text(_)) {
+    if matches!(recorded.task, TaskConfig::Text(_)) {
         return false;
     }
-    let here = config(&TableRow::parse(&there.preset), there.train.seed);
-    here.is_ok_and(|here| here.differences(&there).is_empty())
+    let current = config(&TableRow::parse(&recorded.preset), recorded.train.seed);
+    current.is_ok_and(|current| current.differences(&recorded).is_empty())
 }
 
 /// The record in the output folder, if there is one, and those that the experiment continues from.
@@ -132,7 +134,7 @@ pub(super) struct EarlierRecords<E: Experiment> {
 }
 
 impl<E: Experiment> EarlierRecords<E> {
-    /// Reads all of them.
+    /// Reads the record in the output folder, if there is one, and the records in `options.continue_from`.
     pub fn read(options: &ExperimentOptions, plan: &ExperimentPlan<'_>) -> Result<Self, ExperimentError> {
         let read = |path: &PathBuf| Earlier::read(path, &options.command, |row, seed| plan.config_of(row, seed));
         let own = Some(options.output.join(RESULTS_FILE)).filter(|path| path.exists());
@@ -152,7 +154,7 @@ impl<E: Experiment> EarlierRecords<E> {
     }
 
     /// The recorded row of each run of the plan, if there is one. `measured` returns a row with the measurements that
-    /// are asked for, or none if it does not have them.
+    /// this experiment needs, or none if they are not in the record.
     pub fn take(
         &self,
         plan: &[PlannedRun],
@@ -160,7 +162,7 @@ impl<E: Experiment> EarlierRecords<E> {
         observer: &dyn Observer,
         mut measured: impl FnMut(&ExperimentRecord<E>, RowResult<E>) -> Result<Option<RowResult<E>>, ExperimentError>,
     ) -> Result<Vec<Option<RowResult<E>>>, ExperimentError> {
-        let mut found: Vec<(&Path, &str)> = Vec::new();
+        let mut reused: Vec<(&Path, &str)> = Vec::new();
         let mut rows = Vec::new();
         for PlannedRun { row, title, config, folder } in plan {
             let wanted = Wanted { row, config, fingerprint: fingerprint(config) };
@@ -173,7 +175,7 @@ impl<E: Experiment> EarlierRecords<E> {
                 };
                 match row {
                     Ok(row) => {
-                        found.push((&earlier.path, title));
+                        reused.push((&earlier.path, title));
                         taken = Some(row);
                         break;
                     }
@@ -188,7 +190,7 @@ impl<E: Experiment> EarlierRecords<E> {
         }
         for earlier in self.all() {
             let titles: Vec<&str> =
-                found.iter().filter(|(path, _)| *path == earlier.path).map(|(_, title)| *title).collect();
+                reused.iter().filter(|(path, _)| *path == earlier.path).map(|(_, title)| *title).collect();
             let runs = match titles.len() {
                 0 => continue,
                 1 => "1 run".to_string(),
@@ -200,8 +202,8 @@ impl<E: Experiment> EarlierRecords<E> {
         Ok(rows)
     }
 
-    /// Keeps a copy of the record in the output folder if it has rows that would be lost: rows that were not taken,
-    /// and have no run folder either.
+    /// Keeps a copy of the record in the output folder if rows would be lost when it is overwritten: rows that were not
+    /// taken and have no run folder.
     pub fn set_aside(
         &self,
         output: &Path,

@@ -51,9 +51,9 @@ impl Fingerprint {
 
     /// The fingerprint of a run of `config` on `data`.
     ///
-    /// The preset and the size are left out: they are names for values that are all included. An option that is not
-    /// set (null) is left out too, so that adding an option later does not change the fingerprints of runs that do not
-    /// set it.
+    /// The names of the preset and of the size are left out, because all values that they stand for are included. An
+    /// option that is not set (null) is left out too, so that adding an option later does not change the fingerprints
+    /// of runs that do not set it.
     pub fn of(config: &RunConfig, data: &DataHash) -> Self {
         let mut keys = BTreeMap::from([("data".to_string(), data.0.clone())]);
         let mut add = |section: &str, values: serde_json::Result<Value>| {
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn every_value_changes_the_fingerprint_however_it_is_set() {
         let one = addition("retnet", 0, &[]);
-        assert_eq!(addition("retnet", 0, &["train.lr=3e-3"]), one, "the value that it has anyway");
+        assert_eq!(addition("retnet", 0, &["train.lr=3e-3"]), one, "the value that the scale sets");
         let others = [
             addition("retnet", 1, &[]),
             addition("mamba2", 0, &[]),
@@ -136,11 +136,11 @@ mod tests {
             addition("retnet", 0, &["train.batch=3"]),
         ];
         for (index, other) in others.iter().enumerate() {
-            assert!(*other != one && !others[..index].contains(other), "{index}");
+            assert!(*other != one && !others[..index].contains(other), "run {index} has the same fingerprint");
         }
         let short = addition("retnet+train.steps=77", 0, &[]);
         assert_eq!(short, addition("retnet", 0, &["train.steps=77"]), "however it was set");
-        assert_eq!(short, addition("retnet+train.steps=77", 0, &["train.steps=99"]), "a row is what it is called");
+        assert_eq!(short, addition("retnet+train.steps=77", 0, &["train.steps=99"]), "the row has precedence");
     }
 
     #[test]
@@ -151,7 +151,7 @@ mod tests {
             std::fs::write(&path, text.repeat(100)).unwrap();
             path.to_str().unwrap().to_string()
         };
-        let of = |train: &str, valid: &str| {
+        let fingerprint = |train: &str, valid: &str| {
             let sets =
                 ["task.name=text".to_string(), format!("task.train={train}"), format!("task.valid={valid}")];
             let layers: Vec<Layer> =
@@ -161,9 +161,9 @@ mod tests {
         };
         let [one, same, other, valid] = [("a", "rain "), ("b", "rain "), ("c", "snow "), ("v", "hail ")]
             .map(|(name, words)| text(name, words));
-        assert_eq!(of(&one, &valid), of(&same, &valid));
-        assert_ne!(of(&one, &valid), of(&other, &valid));
-        assert_ne!(of(&one, &valid), of(&one, &other));
+        assert_eq!(fingerprint(&one, &valid), fingerprint(&same, &valid));
+        assert_ne!(fingerprint(&one, &valid), fingerprint(&other, &valid));
+        assert_ne!(fingerprint(&one, &valid), fingerprint(&one, &other));
     }
 
     #[test]

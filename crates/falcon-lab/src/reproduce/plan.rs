@@ -13,7 +13,7 @@ use super::search::{SEARCH_SEED, Search, SearchPoint};
 /// What to run, and where.
 #[derive(Clone, Debug)]
 pub struct ExperimentOptions {
-    /// The scale, which determines whatever is not set here.
+    /// The scale, which determines what is not set here.
     pub scale: &'static ExperimentScale,
     /// Comma-separated lists of rows, in the form of [`TableRow::parse`]; those of the scale if empty.
     pub models: Vec<String>,
@@ -21,13 +21,13 @@ pub struct ExperimentOptions {
     pub seeds: Option<u64>,
     /// The number of training steps of all rows.
     pub steps: Option<u64>,
-    /// Keys of the configuration of all rows, as `falcon train --set` takes them.
+    /// Settings of all rows, in the form of `falcon train --set`.
     pub set: Vec<String>,
     /// Variants to make of each model.
     pub ablation: Option<Ablation>,
     /// The folder for the runs and the results.
     pub output: PathBuf,
-    /// Records whose rows are taken instead of trained again, beside that in the output folder.
+    /// Earlier records whose rows are taken instead of trained again, in addition to the record in the output folder.
     pub continue_from: Vec<PathBuf>,
     /// The number of threads of all concurrent runs together.
     pub threads: usize,
@@ -75,7 +75,7 @@ pub(super) fn families(options: &ExperimentOptions) -> Result<Vec<Family>, Exper
     Ok(models.into_iter().map(|model| Family { base: TableRow::parse(model), rows: rows(model) }).collect())
 }
 
-/// The four timings of a model.
+/// The rows of [`Ablation::Timing`] for a model.
 fn timings(model: &str) -> Vec<TableRow> {
     let cases = [("next", "after"), ("same", "after"), ("next", "before"), ("same", "before")];
     let row = |(align, read)| TableRow::parse(&format!("{model}+model.align={align}+model.read={read}"));
@@ -92,7 +92,7 @@ pub(super) struct PlannedRun {
     pub folder: PathBuf,
 }
 
-/// Makes the configuration of a row and a seed, with more layers on top.
+/// Makes the configuration of a row and a seed; the layers are settings of all rows.
 pub(super) type Configure<'a> = dyn Fn(&TableRow, u64, &[Layer]) -> Result<RunConfig, RunConfigError> + Sync + 'a;
 
 /// The search of a family.
@@ -111,7 +111,7 @@ pub(super) struct ExperimentPlan<'a> {
     more: Vec<Layer>,
     config: Box<Configure<'a>>,
     pub searches: Vec<FamilySearch>,
-    /// Every seed of every row, configured as without a search.
+    /// Every seed of every row, with the configuration that it has without a search.
     pub runs: Vec<PlannedRun>,
 }
 
@@ -176,6 +176,7 @@ impl<'a> ExperimentPlan<'a> {
         let grid = search.grid(row, &self.more, &full)?;
         let mut trials = Vec::new();
         for point in &grid {
+            // Finds errors in the full runs of this point before anything is trained.
             self.runs_of(family, Some(point))?;
             let more: Vec<Layer> = self.more.iter().cloned().chain(search.layers(point, &full)).collect();
             let SearchPoint { lr, initializer_range } = point;

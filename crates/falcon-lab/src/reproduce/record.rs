@@ -20,7 +20,7 @@ pub const RESULTS_FILE: &str = "results.json";
 /// The line after the tables in a Markdown page.
 const END: &str = "<!-- end -->";
 
-/// An experiment: what its records hold beyond what all experiments have, and what its tables look like.
+/// A kind of experiment: what its records hold in addition to what the records of all experiments hold, and its tables.
 pub trait Experiment: Clone + fmt::Debug + PartialEq + Sized + 'static {
     /// Its name in commands and folders.
     const NAME: &'static str;
@@ -102,7 +102,7 @@ pub struct RowResult<E: Experiment> {
     /// The results of the evaluation.
     #[serde(flatten)]
     pub measured: E::Measured,
-    /// The run it was made from. Rows recorded by earlier versions have none.
+    /// The run that the row was made from. Rows recorded by earlier versions have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,
 }
@@ -142,8 +142,8 @@ impl<E: Experiment> ExperimentRecord<E> {
             if !versions.contains(&version) {
                 versions.push(version);
             }
-            let known = machines.iter().position(|(known, _)| *known == machine);
-            let index = known.unwrap_or_else(|| {
+            let position = machines.iter().position(|(name, _)| *name == machine);
+            let index = position.unwrap_or_else(|| {
                 machines.push((machine, Vec::new()));
                 machines.len() - 1
             });
@@ -207,10 +207,10 @@ impl<E: Experiment> ExperimentRecord<E> {
             (row.name.clone(), row.seed, row.origin.as_ref().map(|origin| origin.fingerprint))
         };
         let has_more = |existing: Self| {
-            let known: Vec<_> = existing.rows.iter().map(key).collect();
+            let keys: Vec<_> = existing.rows.iter().map(key).collect();
             existing.command == self.command
-                && known.len() > self.rows.len()
-                && self.rows.iter().all(|row| known.contains(&key(row)))
+                && keys.len() > self.rows.len()
+                && self.rows.iter().all(|row| keys.contains(&key(row)))
         };
         if Self::read(folder).is_ok_and(has_more) { Ok(()) } else { self.write(folder) }
     }
@@ -251,7 +251,7 @@ pub enum RecordError {
     },
 }
 
-/// How many numbers a model keeps of the tokens it has read.
+/// The size of a model's state: how many numbers it keeps about the tokens that it has read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StateSize {

@@ -1,25 +1,26 @@
-//! The rows of a table.
+//! A row of a table, and its form on the command line: a preset, possibly with some settings changed.
 
-/// A row of a table: a preset, possibly with some keys of its configuration changed.
+/// A row of a table: a preset, possibly with some settings changed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableRow {
-    /// Its name in the table: the preset and the changed keys.
+    /// The name in the table: the preset and the changed settings, without `model.`, as in `falcon-1a.3 align=same`.
     pub name: String,
-    /// The preset of its model.
+    /// The name of the preset, as in `falcon-1a.3`.
     pub preset: String,
-    /// The changed keys, as `falcon train --set` takes them.
+    /// The changed settings in the form of `falcon train --set`, as in `model.align=same`.
     pub set: Vec<String>,
 }
 
 impl TableRow {
     /// Parses a row such as `falcon-1a.3` or `falcon-1a.3+model.align=same`.
     pub fn parse(text: &str) -> Self {
-        // Only a `+` before a section separates keys: a number may contain one too, as in 1e+4.
-        let begins = |at: &usize| ["model.", "task.", "train."].iter().any(|key| text[at + 1..].starts_with(key));
-        let cuts: Vec<usize> = text.match_indices('+').map(|(at, _)| at).filter(begins).collect();
-        let ends = cuts.iter().skip(1).copied().chain([text.len()]);
-        let set: Vec<String> = cuts.iter().zip(ends).map(|(at, end)| text[at + 1..end].into()).collect();
-        let preset = &text[..cuts.first().copied().unwrap_or(text.len())];
+        // A `+` begins a setting only if the name of a section follows it: numbers such as 1e+4 have a `+`, too.
+        let begins_setting =
+            |at: &usize| ["model.", "task.", "train."].iter().any(|section| text[at + 1..].starts_with(section));
+        let starts: Vec<usize> = text.match_indices('+').map(|(at, _)| at).filter(begins_setting).collect();
+        let ends = starts.iter().skip(1).copied().chain([text.len()]);
+        let set: Vec<String> = starts.iter().zip(ends).map(|(start, end)| text[start + 1..end].into()).collect();
+        let preset = &text[..starts.first().copied().unwrap_or(text.len())];
         let short = set.iter().map(|set| set.strip_prefix("model.").unwrap_or(set));
         let name = std::iter::once(preset).chain(short).collect::<Vec<_>>().join(" ");
         Self { name, preset: preset.into(), set }

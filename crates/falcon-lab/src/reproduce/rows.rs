@@ -7,8 +7,8 @@ use super::plan::PlannedRun;
 use super::record::{Experiment, RowResult, StateSize};
 use super::training::{FinishedRun, RowError, train_run};
 
-/// Trains a run, unless that is done already, and evaluates it. None if it was interrupted, or if `evaluate`, which
-/// is given the finished run, was. `fingerprint` is that of the run.
+/// Trains a run, unless that is done already, and evaluates it. None if the training or the evaluation was interrupted.
+/// `evaluate` is given the finished run, and `fingerprint` is that of the run.
 pub(super) fn run_row<E: Experiment>(
     planned: &PlannedRun,
     fingerprint: Fingerprint,

@@ -23,7 +23,8 @@ const REPORT_FILE: &str = "report.html";
 pub struct Ended<E: Experiment> {
     /// The record; none if no run is done.
     pub record: Option<ExperimentRecord<E>>,
-    /// The page that compares its runs, by name; none if all rows were taken from records.
+    /// The name of the page that compares its runs; none if no run has a folder here, as when all rows were taken from
+    /// records.
     pub report: Option<&'static str>,
     /// Whether it was interrupted.
     pub outcome: Outcome,
@@ -47,7 +48,8 @@ pub(super) struct RunResults<T> {
     pub failed: Option<ExperimentError>,
 }
 
-/// A model with more parameters than this keeps all cores busy by itself, and would need much memory twice.
+/// A model with more parameters than this keeps all cores busy by itself, and training two at once would need too much
+/// memory.
 const LARGE: usize = 10_000_000;
 
 /// The number of concurrent runs, and of threads of each. A small model gains more from a core of its own than from
@@ -61,9 +63,9 @@ fn concurrency<'a>(
     (jobs, (options.threads / jobs).max(1))
 }
 
-/// Runs all of `plan` that `taken`, which has an entry for each run, has no result of. A run that fails does not keep
-/// the others from running. After each run that finishes, `keep` is given all results so far, in the order of the
-/// plan.
+/// Runs the runs of `plan` whose results were not taken from earlier records. `taken` has an entry for each run of the
+/// plan: its result, or none. A run that fails does not stop the others. After each run that finishes, `keep` is given
+/// all results so far, in the order of the plan.
 pub(super) fn run_all<T: Clone + Send>(
     plan: &[PlannedRun],
     taken: Vec<Option<T>>,
@@ -72,22 +74,22 @@ pub(super) fn run_all<T: Clone + Send>(
     run: impl Fn(&PlannedRun, &mut dyn Watch) -> Result<Option<T>, RowError> + Sync,
     keep: impl Fn(Vec<T>) -> Result<(), RecordError> + Sync,
 ) -> Result<RunResults<T>, ExperimentError> {
-    let left: Vec<usize> = (0..plan.len()).filter(|index| taken[*index].is_none()).collect();
-    let (jobs, threads) = concurrency(left.iter().map(|index| &plan[*index]), options);
+    let remaining: Vec<usize> = (0..plan.len()).filter(|index| taken[*index].is_none()).collect();
+    let (jobs, threads) = concurrency(remaining.iter().map(|index| &plan[*index]), options);
     let pools = (0..jobs).map(|_| threads::pool(threads)).collect::<Result<Vec<_>, _>>()?;
     let taken = taken.into_iter().enumerate().filter_map(|(index, result)| Some((index, Ok(Some(result?)))));
     let (next, results) = (AtomicUsize::new(0), Mutex::new(taken.collect::<Vec<_>>()));
     let work = || {
         loop {
             let turn = next.fetch_add(1, Ordering::SeqCst);
-            let Some(&index) = left.get(turn) else { break };
+            let Some(&index) = remaining.get(turn) else { break };
             let planned = &plan[index];
             let mut watch =
                 observer.watch(format!("{}/{} {}", index + 1, plan.len(), planned.title), &planned.config);
             let result = run(planned, &mut *watch)
                 .map_err(|source| ExperimentError::Row { title: planned.title.clone(), source: Box::new(source) });
             if let Err(error) = &result
-                && turn + 1 < left.len()
+                && turn + 1 < remaining.len()
             {
                 watch.warn(&format!("{error}; continuing with the other runs"));
             }
@@ -127,7 +129,8 @@ pub(super) fn run_all<T: Clone + Send>(
 }
 
 /// Trains and evaluates all runs that were not `taken` from earlier records, and writes a record after each of them.
-/// `record` makes a record of some rows and, if these are not all, the number of all runs, which is `total`.
+/// `record` makes a record of the rows that are done; its second argument is `total`, the number of all runs, or none
+/// if all of them are done.
 pub(super) fn run_and_record<E: Experiment>(
     (plan, taken): (&[PlannedRun], Vec<Option<RowResult<E>>>),
     total: usize,
@@ -159,8 +162,8 @@ pub(super) fn run_and_record<E: Experiment>(
     Ok(Ended { record: Some(record), report, outcome, failed })
 }
 
-/// Writes the page that compares all runs that have a folder here, and returns whether there are any: all rows may
-/// have been trained elsewhere, and a run that failed or is yet to start may have no folder.
+/// Writes the page that compares all runs that have a folder here, and returns whether there are any. There are none if
+/// all rows were trained elsewhere; a run that failed or has not started may have no folder either.
 fn write_report(plan: &[PlannedRun], output: &Path) -> Result<bool, ExperimentError> {
     let runs: Vec<RunRecord> = plan.iter().filter_map(|planned| RunRecord::read(&planned.folder).ok()).collect();
     if !runs.is_empty() {

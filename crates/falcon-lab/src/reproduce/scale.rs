@@ -10,20 +10,21 @@ use super::search::Search;
 pub struct ExperimentScale {
     /// The name by which it is chosen.
     pub name: &'static str,
-    /// Its rows, unless others are asked for.
+    /// Its rows by default, in the form of [`TableRow::parse`].
     pub models: &'static [&'static str],
     /// The number of seeds of each row.
     pub seeds: u64,
-    /// The configuration of all rows, as keys and values.
+    /// The settings of all rows, in the form of `falcon train --set`.
     pub set: &'static [&'static str],
-    /// The number of test samples of each width, or of questions of each benchmark. None for all questions.
+    /// The number of test samples of each width, or of questions of each benchmark; none to use all questions.
     pub samples: Option<usize>,
-    /// The search for hyperparameters that precedes training; none if the configuration has them.
+    /// The search for hyperparameters that precedes training; none if the settings of the scale fix them.
     pub search: Option<Search>,
 }
 
-/// The configuration of a row: the layers of `task`, then those of the scale, then `more`, which is asked for all
-/// rows, then the changes of the row itself, so that a row always is what its name says.
+/// The configuration of a row. Later layers override earlier ones: first those of `task`, then those of the scale, then
+/// `more`, the settings that the command gives to all rows, and last the settings of the row itself, so that the name
+/// of a row always describes it.
 pub(super) fn row_config(
     task: &[Layer],
     scale: &ExperimentScale,

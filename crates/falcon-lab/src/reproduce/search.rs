@@ -49,8 +49,8 @@ impl Search {
     /// logits multiplied by 8 (a hidden size of 128), a scale of 0.1 cost both models tried more than 0.3 nats.
     pub const SMALL: Self = Self { lr: &[2e-3, 4e-3, 8e-3], initializer_range: &[0.005, 0.02], steps: 250 };
 
-    /// The points to try for a row whose full configuration is `config`, made with the layers `more`. A value that
-    /// the row or a layer sets is kept.
+    /// The points to try for a row whose full configuration is `config`, made with the layers `more`. A value that the
+    /// row or one of these layers sets is not searched for.
     pub fn grid(
         &self,
         row: &TableRow,

@@ -15,7 +15,8 @@ use super::trial::{ModelSearch, SearchRecord, Trial, choose, run_trial};
 
 /// The result of a search.
 pub(super) struct SearchOutcome {
-    /// The full runs, with the values that were found. Models whose runs all diverged or failed have none.
+    /// The full runs, with the values that were found. A model has none if one of its trials failed or all of them
+    /// diverged.
     pub runs: Vec<PlannedRun>,
     /// The record of the search; none if there was nothing to search for.
     pub search: Option<SearchRecord>,
@@ -55,9 +56,9 @@ pub(super) fn run_search<E: Experiment>(
     let (mut runs, mut models) = (Vec::new(), Vec::new());
     for search in &plan.searches {
         let name = &search.family.base.name;
-        let found = trials_of(name, &done.results);
-        if found.len() < search.trials.len() {
-            // A trial failed, which was shown.
+        let trials = trials_of(name, &done.results);
+        if trials.len() < search.trials.len() {
+            // A trial of this model failed. The failure was shown when it occurred, or is in `failed`.
             continue;
         }
         let point = match search.grid.as_slice() {
@@ -66,18 +67,18 @@ pub(super) fn run_search<E: Experiment>(
                 continue;
             }
             [only] => Some(*only),
-            _ => choose(&found),
+            _ => choose(&trials),
         };
         match &point {
             Some(point) => runs.extend(plan.runs_of(&search.family, Some(point))?),
             None => {
-                if let Some(before) = failed.replace(ExperimentError::Diverged { name: name.clone() }) {
-                    observer.note(&format!("warning: {before}"));
+                if let Some(previous) = failed.replace(ExperimentError::Diverged { name: name.clone() }) {
+                    observer.note(&format!("warning: {previous}"));
                 }
             }
         }
-        note_choice(name, &found, point, observer);
-        models.push(ModelSearch { chosen: point, ..unchosen(search, found) });
+        note_choice(name, &trials, point, observer);
+        models.push(ModelSearch { chosen: point, ..unchosen(search, trials) });
     }
     Ok(Some(SearchOutcome { runs, search: search_record(plan, models), failed }))
 }
@@ -99,6 +100,7 @@ fn search_record(plan: &ExperimentPlan<'_>, models: Vec<ModelSearch>) -> Option<
     Some(SearchRecord { seed: SEARCH_SEED, steps: trial.config.train.schedule.steps, models })
 }
 
+/// Shows the point that was chosen for a model, and its loss.
 fn note_choice(name: &str, trials: &[Trial], chosen: Option<SearchPoint>, observer: &dyn Observer) {
     let loss = |point| trials.iter().find(|trial| trial.point == point).and_then(|trial| trial.loss);
     if let Some((point, loss)) = chosen.and_then(|point| Some((point, loss(point)?))) {
@@ -109,6 +111,7 @@ fn note_choice(name: &str, trials: &[Trial], chosen: Option<SearchPoint>, observ
     }
 }
 
+/// The search of one model, as long as no point is chosen.
 fn unchosen(search: &FamilySearch, trials: Vec<Trial>) -> ModelSearch {
     let rows = search.family.rows.iter().map(|row| row.name.clone()).collect();
     ModelSearch { name: search.family.base.name.clone(), rows, trials, chosen: None }

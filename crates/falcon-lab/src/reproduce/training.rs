@@ -50,7 +50,7 @@ pub(super) struct FinishedRun {
     pub checkpoint: PathBuf,
     /// The time spent in training and validation, including that before the run was resumed.
     pub seconds: f64,
-    /// The last time it was started or resumed: the threads, the machine and the version of the program.
+    /// The record of its last start or resumption, with the threads, the machine and the version of the program.
     start: Option<StartRecord>,
     /// All records of the run.
     pub records: Vec<Record>,
@@ -59,7 +59,7 @@ pub(super) struct FinishedRun {
 }
 
 impl FinishedRun {
-    /// The number of threads it was trained with since it was last resumed.
+    /// The number of threads of the run since it was last resumed.
     pub fn threads(&self) -> usize {
         self.start.as_ref().map_or(1, |start| start.threads)
     }

@@ -1,4 +1,4 @@
-//! The runs of a search, and what was chosen by them.
+//! The runs of a search, and the values that are chosen from their losses.
 
 use std::path::Path;
 
@@ -48,7 +48,7 @@ pub fn run_trial(
         Ok(Some(trial(None, seconds)))
     };
     if path.exists() {
-        // The file only counts if it belongs to a run of this configuration.
+        // The folder may hold a run with another configuration, which is refused.
         let opened = RunFolder::open(folder, config).map_err(TrainError::from)?;
         opened.reconcile(config, None, Changes::Refuse).map_err(TrainError::from)?;
         return diverged();
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(lowest.chosen, Some(SearchPoint { lr: 1e-3, initializer_range: 0.02 }));
         assert_eq!((lowest.lr().as_str(), lowest.initializer_range().as_str()), ("1e-3", "0.02"));
         assert_eq!(search([Some(2.0), Some(2.0), Some(2.0)]).lr(), "5e-4 ↓", "the first of equals");
-        assert_eq!(search([None, None, Some(9.0)]).lr(), "2e-3 ↑", "what diverged is worse than anything");
+        assert_eq!(search([None, None, Some(9.0)]).lr(), "2e-3 ↑", "a run that diverged is never chosen");
         let none = search([None, None, None]);
         assert_eq!((none.chosen, none.lr().as_str()), (None, "–"));
     }
@@ -271,12 +271,12 @@ mod tests {
         assert_eq!(record.model_of("c"), None);
     }
 
-    /// Interrupts a run before its last step.
-    struct Steps(u64);
+    /// Cancels a run at its n-th check for cancellation.
+    struct CancelAt(u64);
 
-    impl Watch for Steps {}
+    impl Watch for CancelAt {}
 
-    impl Monitor for Steps {
+    impl Monitor for CancelAt {
         fn cancelled(&mut self) -> bool {
             self.0 = self.0.saturating_sub(1);
             self.0 == 0
@@ -299,7 +299,7 @@ mod tests {
         let metrics = std::fs::read(whole_folder.path().join(METRICS_FILE)).unwrap();
         assert_eq!(run_trial(&config, whole_folder.path(), RUN, &mut ()).unwrap(), Some(whole));
         assert_eq!(std::fs::read(whole_folder.path().join(METRICS_FILE)).unwrap(), metrics);
-        assert_eq!(run_trial(&config, interrupted.path(), RUN, &mut Steps(4)).unwrap(), None);
+        assert_eq!(run_trial(&config, interrupted.path(), RUN, &mut CancelAt(4)).unwrap(), None);
         let resumed = run_trial(&config, interrupted.path(), RUN, &mut ()).unwrap().unwrap();
         assert_eq!((resumed.point, resumed.loss), (whole.point, whole.loss));
         let losses = read_metrics(&whole_folder.path().join(METRICS_FILE)).unwrap();
@@ -320,8 +320,8 @@ mod tests {
         let config = tiny("train.lr=1e38");
         let trial = run_trial(&config, folder.path(), RUN, &mut ()).unwrap().unwrap();
         assert_eq!((trial.loss, trial.point.lr), (None, 1e38));
-        let said = std::fs::read_to_string(folder.path().join(DIVERGED_FILE)).unwrap();
-        assert!(said.starts_with("step "), "{said}");
+        let reason = std::fs::read_to_string(folder.path().join(DIVERGED_FILE)).unwrap();
+        assert!(reason.starts_with("step "), "{reason}");
         let metrics = std::fs::read(folder.path().join(METRICS_FILE)).unwrap();
         assert_eq!(run_trial(&config, folder.path(), RUN, &mut ()).unwrap(), Some(trial));
         assert_eq!(std::fs::read(folder.path().join(METRICS_FILE)).unwrap(), metrics);

@@ -12,7 +12,7 @@ use tempfile::NamedTempFile;
 
 use super::error::CacheError;
 
-/// Bytes of a disk that are left free.
+/// Bytes of a disk that must stay free.
 const LEFT_FREE: u64 = 1 << 30;
 
 /// Copies text that can be read only once, such as standard input, to a file that is named by a hash of the text.
@@ -68,7 +68,7 @@ pub(super) fn require_room(file: &File) -> io::Result<()> {
     #[cfg(unix)]
     {
         let disk = rustix::fs::fstatvfs(file)?;
-        enough(disk.f_bavail.saturating_mul(disk.f_frsize))
+        check_free(disk.f_bavail.saturating_mul(disk.f_frsize))
     }
     #[cfg(not(unix))]
     {
@@ -77,7 +77,7 @@ pub(super) fn require_room(file: &File) -> io::Result<()> {
     }
 }
 
-fn enough(free: u64) -> io::Result<()> {
+fn check_free(free: u64) -> io::Result<()> {
     if free >= LEFT_FREE {
         return Ok(());
     }
@@ -91,7 +91,7 @@ mod tests {
     use crate::data::FileStamp;
 
     #[test]
-    fn what_nobody_holds_is_swept_at_once() {
+    fn temporary_files_that_no_process_has_locked_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let left = folder.path().join(format!("{ASIDE}left"));
         fs::write(&left, "half").unwrap();
@@ -104,15 +104,15 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_is_not_filled() {
-        assert!(enough(LEFT_FREE).is_ok());
-        let said = enough(5 << 20).unwrap_err().to_string();
-        assert!(said.contains("5 MiB free") && said.contains("1024 MiB"), "{said}");
+    fn a_nearly_full_disk_is_refused() {
+        assert!(check_free(LEFT_FREE).is_ok());
+        let error = check_free(5 << 20).unwrap_err().to_string();
+        assert!(error.contains("5 MiB free") && error.contains("1024 MiB"), "{error}");
     }
 
-    /// The same text has the same file, untouched: a run that is given it again resumes.
+    /// The same text keeps its file with the same times, so that a run with this text can resume.
     #[test]
-    fn text_of_stdin_is_known_by_its_contents() {
+    fn equal_texts_from_standard_input_have_one_file() {
         let folder = tempfile::tempdir().unwrap();
         let keep = |text: &str| keep_text(text.as_bytes(), folder.path()).unwrap();
         let first = keep("one two");

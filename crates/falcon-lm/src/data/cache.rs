@@ -9,16 +9,17 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::error::{CacheError, SourceError};
-use super::make::{CHECK_INTERVAL, make};
+use super::make::{CHECK_INTERVAL, encode_to_file};
 use super::source::Source;
-use super::stamp::{FileStamp, whole};
+use super::stamp::{FileStamp, file_sha256};
 use super::tokenizer::Tokenizer;
 use super::tokens::{Check, Header, Tokens};
 use crate::monitor::Monitor;
 
 impl Tokens {
-    /// The tokens of `source`, from `folder` if an intact file of them is there, otherwise encoded and written to it.
-    /// `monitor` is told the bytes of text that are encoded.
+    /// The tokens of `source`. They are cached in `folder`, in one file for every combination of text files, tokenizer
+    /// and detokenizer. If this file is intact and the text has not changed, it is opened; otherwise the text is
+    /// encoded and the file is written. The progress that `monitor` receives is in bytes of text.
     pub fn open(
         source: &Source,
         tokenizer: &Tokenizer,
@@ -34,15 +35,15 @@ impl Tokens {
             .fold(Sha256::new(), |hash, part| hash.chain_update(part).chain_update([0]));
         let name = hex(&name.finalize()[..12]);
         let path = folder.join(format!("{name}.tokens"));
-        let known = |monitor: &mut dyn Monitor| -> Result<Option<Self>, CacheError> {
-            let Ok(known) = Self::read(&path, tokenizer, check) else { return Ok(None) };
-            Ok(is_current(&known.header, &path, source, &stamps, check, monitor)?.then_some(known))
+        let open_cached = |monitor: &mut dyn Monitor| -> Result<Option<Self>, CacheError> {
+            let Ok(cached) = Self::read(&path, tokenizer, check) else { return Ok(None) };
+            Ok(is_current(&cached.header, &path, source, &stamps, check, monitor)?.then_some(cached))
         };
-        if let Some(known) = known(monitor)? {
-            return Ok(known);
+        if let Some(cached) = open_cached(monitor)? {
+            return Ok(cached);
         }
         fs::create_dir_all(folder).at(&path)?;
-        // Of runs that start at the same time and need the same tokens, one encodes them and the others wait.
+        // Of runs that start at the same time and need the same tokens, one encodes the text and the others wait.
         let lock_path = folder.join(format!("{ASIDE}{name}.lock"));
         let lock = File::create(&lock_path).at(&path)?;
         loop {
@@ -55,20 +56,23 @@ impl Tokens {
                 Err(TryLockError::Error(error)) => return Err(PathError::new(path, error).into()),
             }
         }
-        let opened = known(monitor).and_then(|known| match known {
-            Some(known) => Ok(known),
+        let opened = open_cached(monitor).and_then(|cached| match cached {
+            Some(cached) => Ok(cached),
             None => {
-                make(source, stamps.clone(), tokenizer, &path, monitor)?;
+                encode_to_file(source, stamps.clone(), tokenizer, &path, monitor)?;
                 Ok(Self::read(&path, tokenizer, check).at(&path)?)
             }
         });
-        // A run that starts now does not wait for those that wait already; at worst, the text is encoded twice.
+        // Runs that already wait keep the removed file open. A run that starts now creates a new one and does not wait
+        // for them; at worst, the text is encoded twice.
         let _ = fs::remove_file(&lock_path);
         opened
     }
 }
 
-/// Whether tokens are those of `source` as it is now, with these stamps. `path` is the file of the tokens.
+/// Whether the tokens in the file `path`, with this header, are still those of `source`, whose files have these stamps
+/// now. A text file is read completely and compared by its SHA-256 if only its times have changed, or if the check is a
+/// full one.
 fn is_current(
     header: &Header,
     path: &Path,
@@ -79,15 +83,15 @@ fn is_current(
 ) -> Result<bool, SourceError> {
     if header.detokenizer != source.detokenizer()
         || [header.source.len(), header.contents.len()] != [stamps.len(); 2]
-        || header.source.iter().zip(stamps).any(|(old, new)| !old.same_looks(new))
+        || header.source.iter().zip(stamps).any(|(old, new)| !old.equal_except_times(new))
     {
         return Ok(false);
     }
     let verified = Verified::read(path, header);
     for (index, new) in stamps.iter().enumerate() {
-        let mut known = [header.source.get(index), verified.get(index)].into_iter().flatten();
-        let unchanged = check == Check::Sampled && known.any(|old| old == new);
-        if !unchanged && whole(&source.files()[index], monitor)? != header.contents[index] {
+        let mut earlier = [header.source.get(index), verified.get(index)].into_iter().flatten();
+        let unchanged = check == Check::Sampled && earlier.any(|old| old == new);
+        if !unchanged && file_sha256(&source.files()[index], monitor)? != header.contents[index] {
             return Ok(false);
         }
     }
@@ -97,13 +101,12 @@ fn is_current(
     Ok(true)
 }
 
-/// Stamps of files that were read completely and found unchanged, although their times are not those in the header of
-/// the tokens: after a file was copied or touched, it is read once and not at every start. They are kept beside the
-/// tokens.
+/// Remembers that text files have not changed although their times have, so that a text that was copied or touched is
+/// read completely once and not at every start. The stamps of these files are kept in a file beside the tokens.
 #[derive(Serialize, Deserialize)]
 struct Verified {
     format: u32,
-    /// SHA-256 of the tokens that the stamps belong to.
+    /// The SHA-256 in the header of the tokens that the stamps belong to.
     tokens: String,
     source: Vec<FileStamp>,
 }
@@ -112,15 +115,16 @@ impl Verified {
     const FORMAT: u32 = 1;
     const LARGEST_FILE: u64 = 1 << 30;
 
-    /// The stamps beside a file of tokens; none if there are none for these tokens in this version of the format.
+    /// The stamps beside a file of tokens. The list is empty if their file is missing or damaged, has another version
+    /// of the format, or belongs to other tokens.
     fn read(tokens: &Path, header: &Header) -> Vec<FileStamp> {
         let bytes = read_file(&tokens.with_extension("stamps"), Self::LARGEST_FILE).unwrap_or_default();
         let verified: Option<Self> = serde_json::from_slice(&bytes).ok();
-        let verified = verified.filter(|known| known.format == Self::FORMAT && known.tokens == header.sha256);
-        verified.map_or_else(Vec::new, |known| known.source)
+        let verified = verified.filter(|stored| stored.format == Self::FORMAT && stored.tokens == header.sha256);
+        verified.map_or_else(Vec::new, |stored| stored.source)
     }
 
-    /// Where they cannot be written, the files are read again at the next start.
+    /// Writes the stamps. If that fails, the next start only has to read the files completely once more.
     fn write(tokens: &Path, header: &Header, stamps: &[FileStamp]) {
         let verified = Self { format: Self::FORMAT, tokens: header.sha256.clone(), source: stamps.to_vec() };
         let json = serde_json::to_vec(&verified).expect("stamps are plain data");
@@ -137,184 +141,187 @@ mod tests {
     use super::*;
     use crate::monitor::from_fn;
 
-    struct Made {
-        folder: tempfile::TempDir,
+    /// A folder with two texts and a cache.
+    struct TestFolder {
+        root: tempfile::TempDir,
         check: Check,
     }
 
-    impl Made {
+    impl TestFolder {
         fn new(text: &str) -> Self {
-            let folder = tempfile::tempdir().unwrap();
-            fs::write(folder.path().join("a.txt"), text).unwrap();
-            fs::write(folder.path().join("b.txt"), "zwei Wörter").unwrap();
-            Self { folder, check: Check::Sampled }
+            let root = tempfile::tempdir().unwrap();
+            fs::write(root.path().join("a.txt"), text).unwrap();
+            fs::write(root.path().join("b.txt"), "zwei Wörter").unwrap();
+            Self { root, check: Check::Sampled }
         }
 
-        /// The tokens, and whether they had to be made.
+        /// The tokens, and whether the text had to be encoded.
         fn open(&self, tokenizer: &Tokenizer) -> (Tokens, bool) {
-            let mut made = false;
-            let source = Source::open(self.folder.path()).unwrap();
-            let cache = self.folder.path().join("cache");
+            let mut encoded = false;
+            let source = Source::open(self.root.path()).unwrap();
+            let cache = self.root.path().join("cache");
             let mut monitor = from_fn(|bytes| {
-                made |= bytes > 0;
+                encoded |= bytes > 0;
                 true
             });
             let tokens = Tokens::open(&source, tokenizer, &cache, self.check, &mut monitor).unwrap();
             drop(monitor);
-            (tokens, made)
+            (tokens, encoded)
         }
 
-        fn file(&self) -> PathBuf {
-            let mut files = fs::read_dir(self.folder.path().join("cache")).unwrap();
+        /// The only file in the cache.
+        fn cached_file(&self) -> PathBuf {
+            let mut files = fs::read_dir(self.root.path().join("cache")).unwrap();
             files.next().unwrap().unwrap().path()
         }
     }
 
     #[test]
-    fn tokens_are_made_once() {
-        let made = Made::new("one two\nthree");
+    fn a_text_is_encoded_once() {
+        let folder = TestFolder::new("one two\nthree");
         let bytes = Tokenizer::bytes();
-        let (tokens, fresh) = made.open(&bytes);
-        assert!(fresh);
+        let (tokens, encoded) = folder.open(&bytes);
+        assert!(encoded);
         assert_eq!(tokens.totals(), Totals { tokens: 27, documents: 2, bytes: 25, words: 5 });
         assert_eq!(tokens.documents(), [0, 14]);
         assert_eq!(tokens.get(0..4), [256, 111, 110, 101]);
         assert_eq!(tokens.get(13..16), [101, 256, 122]);
-        let (again, fresh) = made.open(&bytes);
-        assert!(!fresh && again.get(0..27) == tokens.get(0..27) && again.fingerprint() == tokens.fingerprint());
+        let (again, encoded) = folder.open(&bytes);
+        assert!(!encoded && again.get(0..27) == tokens.get(0..27) && again.fingerprint() == tokens.fingerprint());
     }
 
     #[test]
-    fn those_that_come_together_make_them_once() {
-        let made = Made::new(&"one two\nthree ".repeat(100_000));
-        let fresh = std::thread::scope(|scope| {
-            let all = [(); 4].map(|()| scope.spawn(|| made.open(&Tokenizer::bytes()).1));
-            all.map(|one| one.join().unwrap())
+    fn simultaneous_runs_encode_a_text_once() {
+        let folder = TestFolder::new(&"one two\nthree ".repeat(100_000));
+        let encoded = std::thread::scope(|scope| {
+            let runs = [(); 4].map(|()| scope.spawn(|| folder.open(&Tokenizer::bytes()).1));
+            runs.map(|run| run.join().unwrap())
         });
-        assert_eq!(fresh.iter().filter(|fresh| **fresh).count(), 1, "{fresh:?}");
-        assert_eq!(fs::read_dir(made.folder.path().join("cache")).unwrap().count(), 1);
+        assert_eq!(encoded.iter().filter(|encoded| **encoded).count(), 1, "{encoded:?}");
+        assert_eq!(fs::read_dir(folder.root.path().join("cache")).unwrap().count(), 1);
     }
 
     #[test]
     fn a_change_is_noticed() {
-        let made = Made::new("one two\nthree");
-        let (before, _) = made.open(&Tokenizer::bytes());
-        fs::write(made.folder.path().join("a.txt"), "one two\nfour, five").unwrap();
-        let (after, fresh) = made.open(&Tokenizer::bytes());
-        assert!(fresh && after.fingerprint() != before.fingerprint());
+        let folder = TestFolder::new("one two\nthree");
+        let (before, _) = folder.open(&Tokenizer::bytes());
+        fs::write(folder.root.path().join("a.txt"), "one two\nfour, five").unwrap();
+        let (after, encoded) = folder.open(&Tokenizer::bytes());
+        assert!(encoded && after.fingerprint() != before.fingerprint());
         let learnt = Tokenizer::learn(260, ["one two ".repeat(9)].into_iter()).unwrap();
-        assert!(made.open(&learnt).1, "another tokenizer");
-        assert!(!made.open(&Tokenizer::bytes()).1, "has a file of its own");
+        assert!(folder.open(&learnt).1, "another tokenizer has a file of its own");
+        assert!(!folder.open(&Tokenizer::bytes()).1, "the file of the first tokenizer is kept");
     }
 
-    /// A text that is changed in place, with its length and the time it was written as they were.
+    /// The text is changed in place, and its modification time is set back to what it was.
     #[test]
-    fn a_change_behind_the_back_is_noticed() {
+    fn a_change_with_the_same_length_and_time_is_noticed() {
         let long = "one two three four\n".repeat(1 << 16);
-        let mut made = Made::new(&long);
-        let (before, _) = made.open(&Tokenizer::bytes());
-        let path = made.folder.path().join("a.txt");
+        let mut folder = TestFolder::new(&long);
+        let (before, _) = folder.open(&Tokenizer::bytes());
+        let path = folder.root.path().join("a.txt");
         let written = fs::metadata(&path).unwrap().modified().unwrap();
         let replace = |text: &str| {
             fs::write(&path, text).unwrap();
             File::options().write(true).open(&path).unwrap().set_modified(written).unwrap();
         };
-        // Between two sampled blocks, a change is found by the time that programs cannot set or, on systems without it,
-        // by a full check.
+        // A change between two sampled blocks is found by the time of the last change (ctime), which programs cannot
+        // set. Systems without it need a full check.
         let mut other = long.clone().into_bytes();
-        let at = (8 << 10) + 3;
-        other[at] ^= 1;
+        let between_blocks = (8 << 10) + 3;
+        other[between_blocks] ^= 1;
         replace(std::str::from_utf8(&other).unwrap());
         if cfg!(not(unix)) {
-            made.check = Check::Full;
+            folder.check = Check::Full;
         }
-        let (after, fresh) = made.open(&Tokenizer::bytes());
-        assert!(fresh && after.fingerprint() != before.fingerprint());
+        let (after, encoded) = folder.open(&Tokenizer::bytes());
+        assert!(encoded && after.fingerprint() != before.fingerprint());
         // Writing the same text again changes nothing but the times.
         replace(std::str::from_utf8(&other).unwrap());
         for check in [Check::Sampled, Check::Full] {
-            made.check = check;
-            assert!(!made.open(&Tokenizer::bytes()).1, "{check:?}");
+            folder.check = check;
+            assert!(!folder.open(&Tokenizer::bytes()).1, "{check:?}");
         }
     }
 
     /// A text whose times have changed is read completely once, and not again at the next start.
     #[test]
     fn a_touched_text_is_read_once() {
-        let made = Made::new("one two\nthree");
+        let folder = TestFolder::new("one two\nthree");
         let bytes = Tokenizer::bytes();
-        made.open(&bytes);
+        folder.open(&bytes);
+        // How often the monitor is checked while the tokens are opened: every text that is read completely adds to it.
         let checks = || {
-            let mut checks = 0;
-            let source = Source::open(made.folder.path()).unwrap();
+            let mut count = 0;
+            let source = Source::open(folder.root.path()).unwrap();
             let mut monitor = from_fn(|_| {
-                checks += 1;
+                count += 1;
                 true
             });
-            let cache = made.folder.path().join("cache");
+            let cache = folder.root.path().join("cache");
             Tokens::open(&source, &bytes, &cache, Check::Sampled, &mut monitor).unwrap();
             drop(monitor);
-            checks
+            count
         };
         let unchanged = checks();
-        let file = File::options().write(true).open(made.folder.path().join("a.txt")).unwrap();
+        let file = File::options().write(true).open(folder.root.path().join("a.txt")).unwrap();
         file.set_modified(std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1)).unwrap();
-        assert!(checks() > unchanged, "read");
-        assert_eq!(checks(), unchanged, "known");
+        assert!(checks() > unchanged, "the touched text is read completely");
+        assert_eq!(checks(), unchanged, "its new time is remembered");
         file.set_modified(std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(2)).unwrap();
-        assert!(checks() > unchanged, "read again");
+        assert!(checks() > unchanged, "after another change of its time, the text is read completely again");
     }
 
     /// Damage between the sampled blocks is found only by a full check.
     #[test]
     fn a_full_check_reads_everything() {
-        let made = Made::new(&"one two three four\n".repeat(1 << 16));
+        let folder = TestFolder::new(&"one two three four\n".repeat(1 << 16));
         let bytes = Tokenizer::bytes();
-        drop(made.open(&bytes));
-        let path = made.file();
+        drop(folder.open(&bytes));
+        let path = folder.cached_file();
         let mut damaged = fs::read(&path).unwrap();
         damaged[(8 << 10) + 3] ^= 1;
         fs::remove_file(&path).unwrap();
         fs::write(&path, &damaged).unwrap();
         assert!(Tokens::read(&path, &bytes, Check::Sampled).is_ok());
         assert!(Tokens::read(&path, &bytes, Check::Full).is_err());
-        let made = Made { check: Check::Full, ..made };
-        assert!(made.open(&bytes).1, "made anew");
+        let folder = TestFolder { check: Check::Full, ..folder };
+        assert!(folder.open(&bytes).1, "the text is encoded again");
     }
 
     /// Files of older versions have no format version, or a lower one.
     #[test]
-    fn an_older_format_is_made_anew() {
-        let made = Made::new("one two\nthree");
+    fn text_in_an_older_format_is_encoded_again() {
+        let folder = TestFolder::new("one two\nthree");
         let bytes = Tokenizer::bytes();
-        drop(made.open(&bytes));
-        let path = made.file();
+        drop(folder.open(&bytes));
+        let path = folder.cached_file();
         let whole = fs::read(&path).unwrap();
         let text = String::from_utf8_lossy(&whole).into_owned();
-        let about = whole.windows(10).position(|bytes| bytes == b"{\"format\":").unwrap();
+        let header_start = whole.windows(10).position(|bytes| bytes == b"{\"format\":").unwrap();
         for older in ["{", "{\"format\":1,"] {
-            let json = &whole[about..whole.len() - 16 - SUM];
+            let json = &whole[header_start..whole.len() - 16 - SUM];
             let json = String::from_utf8(json.to_vec()).unwrap().replacen("{\"format\":2,", older, 1);
-            assert_ne!(json.as_bytes(), &whole[about..whole.len() - 16 - SUM], "{text}");
+            assert_ne!(json.as_bytes(), &whole[header_start..whole.len() - 16 - SUM], "{text}");
             let length = ((json.len() + SUM) as u64).to_le_bytes();
             let sum = Sha256::digest(json.as_bytes());
-            let old = [&whole[..about], json.as_bytes(), &sum, &length, MAGIC].concat();
+            let old = [&whole[..header_start], json.as_bytes(), &sum, &length, MAGIC].concat();
             fs::remove_file(&path).unwrap();
             fs::write(&path, old).unwrap();
             assert!(Tokens::read(&path, &bytes, Check::Sampled).is_err());
-            assert!(made.open(&bytes).1, "made anew");
+            assert!(folder.open(&bytes).1, "the text is encoded again");
         }
     }
 
     /// A file with any byte changed or any end cut off is refused, and the text is encoded again.
     #[test]
     fn damage_is_noticed() {
-        let made = Made::new("one two\nthree");
+        let folder = TestFolder::new("one two\nthree");
         let bytes = Tokenizer::bytes();
-        let (good, _) = made.open(&bytes);
+        let (good, _) = folder.open(&bytes);
         let all = good.get(0..27);
         drop(good);
-        let path = made.file();
+        let path = folder.cached_file();
         let whole = fs::read(&path).unwrap();
         for at in 0..whole.len() {
             let mut damaged = whole.clone();
@@ -328,85 +335,85 @@ mod tests {
             fs::write(&path, &whole[..length]).unwrap();
             assert!(Tokens::read(&path, &bytes, Check::Sampled).is_err(), "cut to {length}");
         }
-        let (again, fresh) = made.open(&bytes);
-        assert!(fresh && again.get(0..27) == all);
+        let (again, encoded) = folder.open(&bytes);
+        assert!(encoded && again.get(0..27) == all);
     }
 
-    /// Wherever it is cancelled, it leaves no file behind.
+    /// Encoding is cancelled at the first check of the monitor, at the second, and so on until it is complete.
     #[test]
-    fn it_can_be_stopped() {
-        let made = Made::new("one");
-        let source = Source::open(made.folder.path()).unwrap();
-        let cache = made.folder.path().join("cache");
-        let mut asks = 0;
+    fn cancelled_encoding_leaves_no_file() {
+        let folder = TestFolder::new("one");
+        let source = Source::open(folder.root.path()).unwrap();
+        let cache = folder.root.path().join("cache");
+        let mut checks = 0;
         loop {
-            let mut left = asks;
+            let mut left = checks;
             let mut monitor = from_fn(|_| {
                 left -= 1;
                 left >= 0
             });
-            let stopped = Tokens::open(&source, &Tokenizer::bytes(), &cache, Check::Sampled, &mut monitor);
-            if stopped.is_ok() {
+            let opened = Tokens::open(&source, &Tokenizer::bytes(), &cache, Check::Sampled, &mut monitor);
+            if opened.is_ok() {
                 break;
             }
-            assert!(matches!(stopped, Err(CacheError::Cancelled(_))));
-            assert_eq!(fs::read_dir(&cache).map_or(0, |entries| entries.count()), 0, "after {asks}");
-            asks += 1;
+            assert!(matches!(opened, Err(CacheError::Cancelled(_))));
+            assert_eq!(fs::read_dir(&cache).map_or(0, |entries| entries.count()), 0, "after {checks} checks");
+            checks += 1;
         }
-        assert!(asks > 2, "{asks}");
+        assert!(checks > 2, "{checks}");
     }
 
-    /// A piece of text that takes a second to encode is not waited for.
+    /// While a piece of text is encoded, which can take a second, the monitor is checked again and again.
     #[test]
-    fn it_is_asked_often_whether_to_stop() {
+    fn the_monitor_is_checked_while_a_piece_is_encoded() {
         let words: Vec<String> = (0..200_000u64).map(|i| format!("{:x}", i.wrapping_mul(0x9e37_79b9))).collect();
         let learnt = Tokenizer::learn(400, words[..2000].iter()).unwrap();
-        let made = Made::new(&words.join(" "));
-        let mut asked = 0;
-        let source = Source::open(made.folder.path()).unwrap();
-        let cache = made.folder.path().join("cache");
+        let folder = TestFolder::new(&words.join(" "));
+        let mut checks = 0;
+        let source = Source::open(folder.root.path()).unwrap();
+        let cache = folder.root.path().join("cache");
         let mut monitor = from_fn(|_| {
-            asked += 1;
+            checks += 1;
             true
         });
         let tokens = Tokens::open(&source, &learnt, &cache, Check::Sampled, &mut monitor);
         drop(monitor);
         let pieces = tokens.unwrap().totals().bytes / (1 << 20) + 2;
-        assert!(asked > pieces, "{asked} times for {pieces} pieces");
+        assert!(checks > pieces, "{checks} checks for {pieces} pieces");
     }
 
     #[test]
-    fn one_that_waits_can_be_stopped() {
-        let made = Made::new("one");
-        made.open(&Tokenizer::bytes());
-        let (path, cache) = (made.file(), made.folder.path().join("cache"));
+    fn a_run_that_waits_for_another_can_be_cancelled() {
+        let folder = TestFolder::new("one");
+        folder.open(&Tokenizer::bytes());
+        let (path, cache) = (folder.cached_file(), folder.root.path().join("cache"));
         fs::remove_file(&path).unwrap();
         let name = path.file_stem().unwrap().to_str().unwrap();
         let other = File::create(cache.join(format!("{ASIDE}{name}.lock"))).unwrap();
         other.lock().unwrap();
-        // If it cannot be cancelled, it gets the lock in the end, and the test fails.
+        // If the waiting run cannot be cancelled, it gets the lock after five seconds, and the test fails.
         std::thread::spawn(move || {
             std::thread::sleep(Duration::from_secs(5));
             drop(other);
         });
-        let source = Source::open(made.folder.path()).unwrap();
-        let mut told = Vec::new();
+        let source = Source::open(folder.root.path()).unwrap();
+        let mut reported = Vec::new();
         let mut monitor = from_fn(|bytes| {
-            told.push(bytes);
-            told.len() < 3
+            reported.push(bytes);
+            reported.len() < 3
         });
-        let stopped = Tokens::open(&source, &Tokenizer::bytes(), &cache, Check::Sampled, &mut monitor);
+        let opened = Tokens::open(&source, &Tokenizer::bytes(), &cache, Check::Sampled, &mut monitor);
         drop(monitor);
-        assert!(matches!(stopped, Err(CacheError::Cancelled(_))), "{stopped:?}");
-        assert_eq!(told, [0; 3]);
+        assert!(matches!(opened, Err(CacheError::Cancelled(_))), "{opened:?}");
+        assert_eq!(reported, [0; 3]);
     }
 
     #[test]
-    fn a_text_that_cannot_be_read_leaves_nothing() {
-        let made = Made::new("one");
-        fs::write(made.folder.path().join("c.txt"), [0xff]).unwrap();
-        let source = Source::open(made.folder.path()).unwrap();
-        let cache = made.folder.path().join("cache");
+    fn an_unreadable_text_leaves_no_file_in_the_cache() {
+        let folder = TestFolder::new("one");
+        fs::write(folder.root.path().join("c.txt"), [0xff]).unwrap();
+        let source = Source::open(folder.root.path()).unwrap();
+        let cache = folder.root.path().join("cache");
         assert!(Tokens::open(&source, &Tokenizer::bytes(), &cache, Check::Sampled, &mut ()).is_err());
         assert_eq!(fs::read_dir(cache).unwrap().count(), 0);
     }

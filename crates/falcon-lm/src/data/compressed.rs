@@ -139,7 +139,10 @@ mod tests {
         };
         assert_eq!(read(ALWAYS, 1, 200).unwrap(), ALWAYS);
         assert_eq!(read(ALWAYS + 1, ALWAYS, 2).unwrap(), ALWAYS + 1);
-        let said = read(ALWAYS + 1, 1000, 200).unwrap_err().to_string();
-        assert!(said.contains("1000 bytes") && said.contains("200 times") && said.contains(VARIABLE), "{said}");
+        let error = read(ALWAYS + 1, 1000, 200).unwrap_err().to_string();
+        assert!(
+            error.contains("1000 bytes") && error.contains("200 times") && error.contains(VARIABLE),
+            "{error}"
+        );
     }
 }

@@ -58,7 +58,7 @@ impl Pages {
         Self { detokenizer, page: None, line: String::new() }
     }
 
-    /// Adds text, and hands pages that are complete to `take`.
+    /// Adds text, and passes pages that are complete to `take`.
     pub fn add<E>(&mut self, piece: &Piece, take: &mut impl FnMut(Piece) -> Result<(), E>) -> Result<(), E> {
         if piece.first {
             self.finish(take)?;
@@ -77,7 +77,7 @@ impl Pages {
         self.page.as_ref().map_or(0, String::len) + self.line.len()
     }
 
-    /// Ends the document, and hands its last page to `take`.
+    /// Ends the document, and passes its last page to `take`.
     pub fn finish<E>(&mut self, take: &mut impl FnMut(Piece) -> Result<(), E>) -> Result<(), E> {
         self.end_line(take)?;
         self.end_page(take)
@@ -157,8 +157,8 @@ const AFTER: [(&str, &str); 8] = [
 ];
 
 /// Detokenizes a page of WikiText as the harness does. The order of the rules matters, and some go too far: an
-/// apostrophe is taken for a quote that closes at the next one. One rule of the harness is left out: it should write `'
-/// 90` as `'90`, but never matches, because its pattern has slashes around it.
+/// apostrophe is taken for a quote that closes at the next one. One rule of the harness is left out: it should
+/// turn `' 90` into `'90`, but never matches, because its pattern has slashes around it.
 fn join_wikitext(page: &str) -> String {
     let replace = |text: String, (from, to): &(&str, &str)| text.replace(from, to);
     let text = BEFORE.iter().fold(page.to_string(), replace);
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wikitext_is_put_together() {
+    fn wikitext_is_detokenized() {
         for (from, to) in [
             ("a guest @-@ starring role", "a guest-starring role"),
             ("5 @,@ 000 @.@ 5 people", "5,000.5 people"),
@@ -200,9 +200,9 @@ mod tests {
             ("the girls ' house", "the girls' house"),
             ("( born 1982 ) and [ 3 ] { x }", "(born 1982) and [3] {x}"),
             ("as \" Craig \" in \" Story \"", "as \"Craig\" in \"Story\""),
-            // What opens inside is not looked at, what never closes is left alone.
+            // Brackets within brackets are ignored, and a bracket that is never closed is left alone.
             ("( a ( b ) c ) d ( e", "(a ( b) c ) d ( e"),
-            // Apostrophes are quotes to it, over lines too: the second closes what the first opened.
+            // Apostrophes are taken for quotes, also across lines: the second closes the first.
             ("Teddy 's Story", "Teddy's Story"),
             ("Ann 's and Bob 's cat", "Ann's and Bob's cat"),
             ("say ' yes ' twice", "say 'yes' twice"),
@@ -230,24 +230,24 @@ mod tests {
         found
     }
 
-    /// By hand. The first page is ` = A = `, ` b @-@ c . ` and ` = = D = = ` with line ends between them: 7, 11
-    /// and 11 bytes and 2 more. A split at its white space has an empty part, =, A, =, b, @-@, c, ., =, =, D, =, =
-    /// and an empty part. The second page, ` = E = `, an empty line and `f`, is 7 + 1 + 0 + 1 + 1 bytes in an
-    /// empty part, =, E, = and f.
+    /// Counted by hand. The first page is ` = A = `, ` b @-@ c . ` and ` = = D = = ` with line ends between them: 7, 11
+    /// and 11 bytes and 2 more. A split at its white space has an empty part, =, A, =, b, @-@, c, ., =, =, D, =, = and
+    /// an empty part. The second page, ` = E = `, an empty line and `f`, is 7 + 1 + 0 + 1 + 1 bytes in an empty part,
+    /// =, E, = and f.
     #[test]
-    fn pages_are_counted_as_they_were_found() {
+    fn pages_have_the_counts_of_the_original_text() {
         let text = " \n = A = \n b @-@ c . \n = = D = = \n = E = \n\nf";
         let expected = [
             Piece { text: " = A =\nb-c.\n== D == ".into(), first: true, bytes: 31, words: 14 },
             Piece { text: " = E =\n\nf".into(), first: true, bytes: 10, words: 5 },
         ];
         assert_eq!(pages(&[(text, true)]), expected);
-        // Wherever it is cut when it is read.
+        // The pages do not depend on where the pieces of a document are cut.
         for cut in 1..text.len() {
             assert_eq!(pages(&[(&text[..cut], true), (&text[cut..], false)]), expected, "at {cut}");
         }
         assert_eq!(pages(&[(&text.replace('\n', "\r\n"), true)]), expected, "as Windows writes it");
-        // A document ends its last page, and keeps the line end there.
+        // The last page of a document ends with it, and keeps its last line end.
         let two = pages(&[(" = A = \n", true), ("g", true)]);
         assert_eq!(
             two.iter().map(|page| (page.text.as_str(), page.bytes, page.words)).collect::<Vec<_>>(),
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn titles_are_told_from_other_headings() {
+    fn titles_are_distinguished_from_other_headings() {
         for (line, expected) in [
             (" = Robert Boulter = ", true),
             ("= 1 rad / s and a nominal impedance k =", true),
@@ -269,8 +269,11 @@ mod tests {
         ] {
             assert_eq!(is_title(line), expected, "{line:?}");
         }
-        let of = |text| Detokenizer::WikiText.recognises(text);
-        assert_eq!([of(" \n\n = A = \n"), of("A\n = A = \n"), of(" \n")], [Some(true), Some(false), None]);
+        let recognised = |text| Detokenizer::WikiText.recognises(text);
+        assert_eq!(
+            [recognised(" \n\n = A = \n"), recognised("A\n = A = \n"), recognised(" \n")],
+            [Some(true), Some(false), None]
+        );
     }
 
     #[test]

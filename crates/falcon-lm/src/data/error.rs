@@ -128,8 +128,8 @@ impl SourceError {
     }
 }
 
-/// What is wrong with JSON on one line of a file. The number of the line is that of the file, so that of the position
-/// only the column is of use.
+/// What is wrong with JSON that was read from one line of a file. The library counts lines within this JSON, where
+/// there is only one, so that only the column of its position is kept.
 pub(crate) fn in_line(error: &serde_json::Error) -> String {
     let message = error.to_string();
     let without_place = message.rsplit_once(" at line ").map(|(what, _)| what);

@@ -1,16 +1,16 @@
 //! An upper bound on how much longer a tokenizer's normaliser or decoder can make a text.
 //!
-//! A `tokenizer.json` may ask to replace a letter by a megabyte. The bound is computed from its description when the
-//! tokenizer is opened, before it is given any text.
+//! A `tokenizer.json` may contain a rule that replaces a letter by a megabyte. The bound is computed from the rules in
+//! the file when the tokenizer is opened, before any text is encoded.
 
 use base64::Engine;
 use serde_json::Value;
 
 /// The largest number of bytes that one byte of text may become. A single rule of SentencePiece makes up to 33, and
 /// rules are applied one after the other.
-pub(super) const MOST: f64 = 256.0;
+pub(super) const MOST_GROWTH: f64 = 256.0;
 
-/// The largest number of bytes that one byte of text can become by a normaliser or decoder.
+/// The largest number of bytes that one byte of text can become by a normaliser or decoder, given as its JSON.
 pub(super) fn growth(described: &Value) -> f64 {
     let text = |key: &str| described.get(key).and_then(Value::as_str).unwrap_or_default();
     match text("type") {
@@ -62,8 +62,8 @@ mod tests {
         assert_eq!(growth(&replace(json!({"String": "long"}), "s")), 1.0);
         assert_eq!(growth(&replace(json!({"Regex": "a*"}), "abc")), 4.0);
         assert_eq!(growth(&json!({"type": "Sequence", "normalizers": [space, space, {"type": "NFKC"}]})), 99.0);
-        assert!(growth(&replace(json!({"String": "a"}), &"b".repeat(1 << 20))) > MOST);
-        assert!(growth(&json!({"type": "Prepend", "prepend": "b".repeat(1 << 20)})) > MOST);
+        assert!(growth(&replace(json!({"String": "a"}), &"b".repeat(1 << 20))) > MOST_GROWTH);
+        assert!(growth(&json!({"type": "Prepend", "prepend": "b".repeat(1 << 20)})) > MOST_GROWTH);
         assert!(growth(&json!({"type": "Prepend", "prepend": "▁"})) < 2.0);
         let rules = [&4u32.to_le_bytes()[..], b"trie", b"ab\0abcde\0"].concat();
         let coded = base64::engine::general_purpose::STANDARD.encode(rules);

@@ -29,7 +29,7 @@ impl Tokenizer {
         Self::learn_watched(size, texts, &mut |_| {})
     }
 
-    /// Like [`Tokenizer::learn`], and tells `watch` which stage begins.
+    /// Like [`Tokenizer::learn`], and calls `watch` when a stage begins.
     pub fn learn_watched<S: AsRef<str> + Send>(
         size: usize,
         texts: impl Iterator<Item = S> + Send,
@@ -54,14 +54,15 @@ impl Tokenizer {
     }
 }
 
-/// The words of a text, in letters that stand for bytes. Words longer than [`LONGEST_WORD`] are cut between characters.
+/// The words of a text, written as [`ByteLevel`] writes them: one letter for each byte. Words longer than
+/// [`LONGEST_WORD`] are cut between characters.
 fn words(text: &str) -> tokenizers::Result<Vec<String>> {
     let mut split = PreTokenizedString::from(text);
     ByteLevel::new(false, true, true).pre_tokenize(&mut split)?;
     let mut words = Vec::new();
     for (letters, (from, to), _) in split.get_splits(OffsetReferential::Original, OffsetType::Byte) {
         let mut rest = &text[from..to];
-        // Each letter stands for a byte.
+        // There are as many letters as bytes.
         let mut letters = letters.chars();
         while rest.len() > LONGEST_WORD {
             let cut = rest.floor_char_boundary(LONGEST_WORD);

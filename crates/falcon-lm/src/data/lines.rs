@@ -1,4 +1,4 @@
-//! Reads lines of limited length, so that a file cannot decide how much memory reading it takes.
+//! Reads lines of limited length, so that reading a file with a very long line does not take up all memory.
 
 use std::io::{self, BufRead, Read};
 
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_longer_than_the_limit_is_refused_before_it_is_held() {
+    fn a_line_longer_than_the_limit_is_refused_before_it_is_in_memory() {
         let lines = |text: &'static str| Lines { limit: 4, ..Lines::new(text.as_bytes()) };
         let mut fits = lines("1234\n1234");
         for number in [1, 2] {
@@ -93,9 +93,9 @@ mod tests {
         assert_eq!(fits.next_line().unwrap(), None);
         let mut long = lines("1\n12345\n");
         long.next_line().unwrap();
-        let said = long.next_line().unwrap_err().to_string();
-        assert!(said.contains("line 2 is longer than") && said.contains(".txt"), "{said}");
-        // The line has no end at all: no more of it is held than the limit.
+        let error = long.next_line().unwrap_err().to_string();
+        assert!(error.contains("line 2 is longer than") && error.contains(".txt"), "{error}");
+        // Of a line without an end, hardly more than the limit is read into memory.
         let mut endless = Lines { limit: 4, ..Lines::new(io::BufReader::new(io::repeat(b'a'))) };
         assert!(endless.next_line().is_err());
         assert!(endless.line.capacity() <= 64, "{}", endless.line.capacity());

@@ -16,12 +16,12 @@ use super::aside::{locked_aside, require_room, sweep};
 use super::error::CacheError;
 use super::piece::Piece;
 use super::source::Source;
-use super::stamp::{FileStamp, sampled, whole};
+use super::stamp::{FileStamp, file_sha256, sampled};
 use super::tokenizer::{Tokenizer, TokenizerError};
 use super::tokens::{FORMAT, Header, MAGIC, SUM, Totals, is_wide};
 use crate::monitor::Monitor;
 
-/// Longest time between two looks at the monitor while encoding is waited for.
+/// Longest time between two checks of the monitor while a run waits for its own threads to encode, or for another run.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The approximate number of bytes that are handed to a thread at once. A piece is not divided.
@@ -31,7 +31,7 @@ const BATCH_BYTES: usize = 256 << 10;
 const BYTES_PER_CHECK: u64 = 64 << 20;
 
 /// Encodes `source` into a file of tokens, which is moved to `path` when it is complete.
-pub(super) fn make(
+pub(super) fn encode_to_file(
     source: &Source,
     stamps: Vec<FileStamp>,
     tokenizer: &Tokenizer,
@@ -40,7 +40,7 @@ pub(super) fn make(
 ) -> Result<(), CacheError> {
     let folder = path.parent().unwrap_or(Path::new("."));
     sweep(folder);
-    let contents = source.files().iter().map(|file| whole(file, monitor)).collect::<Result<Vec<_>, _>>()?;
+    let contents = source.files().iter().map(|file| file_sha256(file, monitor)).collect::<Result<Vec<_>, _>>()?;
     let aside = locked_aside(folder).at(path)?;
     let mut writer = Writer {
         out: BufWriter::new(aside.as_file()),
@@ -90,11 +90,13 @@ type Encoded = Result<Vec<(Piece, Vec<u32>)>, TokenizerError>;
 struct Encoders {
     todo: Sender<(u64, Vec<Piece>)>,
     done: Receiver<(u64, Encoded)>,
-    /// Batches that were encoded before one with a lower number.
+    /// Encoded batches that cannot be written yet, because one with a lower number is still being encoded.
     early: BTreeMap<u64, Encoded>,
+    /// The number of batches sent to the threads.
     sent: u64,
+    /// The number of batches written.
     written: u64,
-    /// The largest number of batches that are encoded or waiting.
+    /// The largest number of batches that are sent and not yet written.
     most: u64,
 }
 
@@ -113,7 +115,7 @@ impl Encoders {
                         let tokens = tokenizer.try_encode(&piece.text)?;
                         Ok((piece, tokens))
                     };
-                    // A panic must not end the thread without an answer, which would be waited for for ever.
+                    // A panic must not end the thread before it sends a result: `receive` would wait for ever.
                     let encoded = catch_unwind(AssertUnwindSafe(|| pieces.into_iter().map(encode).collect()))
                         .unwrap_or_else(|_| Err(TokenizerError::Encode("the library panicked".into())));
                     if results.send((number, encoded)).is_err() {
@@ -126,7 +128,7 @@ impl Encoders {
         Ok(Self { todo, done, early: BTreeMap::new(), sent: 0, written: 0, most })
     }
 
-    /// Hands pieces to the threads, and what they have encoded so far to `write`.
+    /// Sends pieces to the threads, and passes what these have encoded so far to `write`.
     fn push(
         &mut self,
         pieces: Vec<Piece>,
@@ -148,8 +150,8 @@ impl Encoders {
         self.receive(0, write, monitor)
     }
 
-    /// Writes encoded batches in order until at most `left` are not written. Looks at the monitor at least once, and
-    /// again every [`CHECK_INTERVAL`].
+    /// Writes encoded batches in order until at most `left` are not written. Checks the monitor at least once, and
+    /// while it waits, every [`CHECK_INTERVAL`].
     fn receive(
         &mut self,
         left: u64,
@@ -158,8 +160,8 @@ impl Encoders {
     ) -> Result<(), CacheError> {
         let mut bytes = 0;
         loop {
-            let patience = if self.sent - self.written > left { CHECK_INTERVAL } else { Duration::ZERO };
-            match self.done.recv_timeout(patience) {
+            let timeout = if self.sent - self.written > left { CHECK_INTERVAL } else { Duration::ZERO };
+            match self.done.recv_timeout(timeout) {
                 Ok((number, encoded)) => _ = self.early.insert(number, encoded),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
@@ -234,10 +236,10 @@ impl Writer<'_> {
             documents: hex(&Sha256::digest(&documents)),
             ..header
         };
-        let about = serde_json::to_vec(&header)?;
-        self.out.write_all(&about)?;
-        self.out.write_all(&Sha256::digest(&about))?;
-        self.out.write_all(&((about.len() + SUM) as u64).to_le_bytes())?;
+        let json = serde_json::to_vec(&header)?;
+        self.out.write_all(&json)?;
+        self.out.write_all(&Sha256::digest(&json))?;
+        self.out.write_all(&((json.len() + SUM) as u64).to_le_bytes())?;
         self.out.write_all(MAGIC)?;
         self.out.flush()
     }

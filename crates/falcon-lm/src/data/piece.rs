@@ -10,8 +10,8 @@ pub struct Piece {
     pub first: bool,
     /// Bytes of the text, before it was detokenized.
     pub bytes: usize,
-    /// Words of the text, separated by white space. Of detokenized text, as its [`Detokenizer`](super::Detokenizer)
-    /// counts them before it.
+    /// Words of the text, separated by white space. For detokenized text, these are the words before it was
+    /// detokenized, as its [`Detokenizer`](super::Detokenizer) counts them.
     pub words: usize,
 }
 

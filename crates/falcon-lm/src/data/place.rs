@@ -1,19 +1,19 @@
-//! The folder for files that can be made again.
+//! The folder of the cache.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::error::CacheError;
 
-/// The folder of encoded text: `FALCON_CACHE`, or a folder in the user's cache folder. It is never one that users
-/// share, such as one in `/tmp`, which another user could have created first.
+/// The folder of encoded text: `FALCON_CACHE`, or else a folder in the user's own cache folder. There is no default in
+/// a folder that users share, such as `/tmp`, because another user could have created it first.
 pub fn cache_folder() -> Result<PathBuf, CacheError> {
     choose(std::env::var_os("FALCON_CACHE"), dirs::cache_dir()).ok_or(CacheError::NoFolder)
 }
 
-fn choose(variable: Option<OsString>, users: Option<PathBuf>) -> Option<PathBuf> {
+fn choose(variable: Option<OsString>, user_cache: Option<PathBuf>) -> Option<PathBuf> {
     let named = variable.filter(|value| !value.is_empty()).map(PathBuf::from);
-    named.or_else(|| users.filter(|path| path.is_absolute()).map(|path| path.join("falcon")))
+    named.or_else(|| user_cache.filter(|path| path.is_absolute()).map(|path| path.join("falcon")))
 }
 
 #[cfg(test)]
@@ -22,8 +22,9 @@ mod tests {
 
     #[test]
     fn the_folder_belongs_to_the_user() {
-        let chosen = |variable: Option<&str>, users: Option<&str>| {
-            choose(variable.map(OsString::from), users.map(PathBuf::from)).map(|path| path.display().to_string())
+        let chosen = |variable: Option<&str>, user_cache: Option<&str>| {
+            choose(variable.map(OsString::from), user_cache.map(PathBuf::from))
+                .map(|path| path.display().to_string())
         };
         assert_eq!(chosen(Some("here"), Some("/home/a/.cache")).as_deref(), Some("here"));
         for variable in [None, Some("")] {

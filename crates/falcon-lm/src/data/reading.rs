@@ -17,7 +17,7 @@ pub(super) const PIECE: usize = 1 << 20;
 /// A document without line ends is cut between words when it is longer than this.
 pub(super) const LONGEST: usize = 4 * PIECE;
 
-/// Hands the text of `reader`, one document of any length, to `take` piece by piece. Errors call it `name`.
+/// Passes the text of `reader`, one document of any length, to `take` piece by piece. Errors report `name` as its path.
 pub fn read_text<E: From<SourceError>>(
     name: &Path,
     reader: impl BufRead + 'static,
@@ -26,7 +26,7 @@ pub fn read_text<E: From<SourceError>>(
     pieces(name, Box::new(reader), &mut take)
 }
 
-/// Hands the documents of a file to `take`, piece by piece.
+/// Passes the documents of a file to `take`, piece by piece.
 pub(super) fn read_file<E: From<SourceError>>(
     path: &Path,
     take: &mut impl FnMut(Piece) -> Result<(), E>,
@@ -122,7 +122,7 @@ fn pieces<E: From<SourceError>>(
     }
 }
 
-/// The last place where a line begins with a visible character: tokenizers do not join it with the line end before.
+/// The last place where a line begins with a visible character, which tokenizers do not join with the line end before.
 fn last_line(text: &str) -> Option<usize> {
     let begins = |at: usize| text[at..].starts_with(|c: char| !c.is_whitespace());
     let mut lines = text.rmatch_indices('\n').map(|(newline, _)| newline + 1);

@@ -18,7 +18,7 @@ use super::stamp::FileStamp;
 use super::walk::text_files;
 use crate::monitor::Monitor;
 
-/// Files that are stamped in parallel between two looks at the monitor.
+/// The number of files that are stamped in parallel between two checks of the monitor.
 const STAMPED_TOGETHER: usize = 64;
 
 /// Files to read text from, sorted by path.
@@ -88,7 +88,7 @@ impl Source {
         Ok(stamps)
     }
 
-    /// Hands all text to `take`, which may stop with an error of its own.
+    /// Passes all text to `take`, which may stop with an error of its own.
     pub fn read<E: From<SourceError>>(&self, mut take: impl FnMut(Piece) -> Result<(), E>) -> Result<(), E> {
         let mut any = false;
         for path in &self.files {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn compressed_files_read_as_what_they_hold() {
+    fn compressed_files_are_decompressed() {
         let text = "Öl und Wasser.\n".repeat(5000);
         let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         gz.write_all(text.as_bytes()).unwrap();
@@ -217,8 +217,8 @@ mod tests {
             assert_eq!(pieces.iter().map(|piece| piece.text.as_str()).collect::<String>(), text, "{name}");
             if name != "a.txt" {
                 let (_folder, path) = file(name, &bytes[..bytes.len() / 2]);
-                let said = read(&path).unwrap_err().to_string();
-                assert!(said.contains(name), "half of {name}: {said}");
+                let error = read(&path).unwrap_err().to_string();
+                assert!(error.contains(name), "half of {name}: {error}");
             }
         }
     }
@@ -229,14 +229,17 @@ mod tests {
         let text = "Öl und Wasser.\n";
         let good =
             ruzstd::encoding::compress_to_vec(text.as_bytes(), ruzstd::encoding::CompressionLevel::Uncompressed);
-        let at = good.windows(text.len()).position(|bytes| bytes == text.as_bytes()).expect("as they are");
+        let at = good
+            .windows(text.len())
+            .position(|bytes| bytes == text.as_bytes())
+            .expect("an uncompressed frame has the bytes of the text");
         let (_folder, path) = file("a.zst", &good);
         assert_eq!(read(&path).unwrap()[0].text, text);
         let mut bad = good;
         bad[at + 4] ^= 1;
         let (_folder, path) = file("a.zst", &bad);
-        let said = read(&path).unwrap_err().to_string();
-        assert!(said.contains("a.zst") && said.contains("checksum"), "{said}");
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains("a.zst") && error.contains("checksum"), "{error}");
     }
 
     #[test]
@@ -267,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_a_document() {
+    fn a_line_of_jsonl_is_a_document() {
         let long = "a line\nof two. ".repeat(PIECE / 10);
         let lines = format!("{{\"text\": \"one\", \"id\": 3}}\n\n{}\n", serde_json::json!({ "text": long }));
         let (_folder, path) = file("a.jsonl", lines.as_bytes());
@@ -276,8 +279,11 @@ mod tests {
         assert_eq!(pieces.iter().map(|piece| piece.first).take(3).collect::<Vec<_>>(), [true, true, false]);
         assert_eq!(pieces[1..].iter().map(|piece| piece.text.as_str()).collect::<String>(), long);
         let (_folder, path) = file("a.jsonl", b"{\"text\": \"one\"}\n{\"body\": \"two\"}\n");
-        let said = read(&path).unwrap_err().to_string();
-        assert!(said.contains("a.jsonl, line 2: ") && said.ends_with("missing field `text`, column 15"), "{said}");
+        let error = read(&path).unwrap_err().to_string();
+        assert!(
+            error.contains("a.jsonl, line 2: ") && error.ends_with("missing field `text`, column 15"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -293,10 +299,10 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn what_is_no_file_is_refused() {
-        let said = |path: &str| read(Path::new(path)).unwrap_err().to_string();
-        assert!(said("/dev/zero").contains("/dev/zero: this is a character device"), "{}", said("/dev/zero"));
-        assert!(said("-").contains("standard input"), "{}", said("-"));
+    fn devices_and_standard_input_are_refused() {
+        let error = |path: &str| read(Path::new(path)).unwrap_err().to_string();
+        assert!(error("/dev/zero").contains("/dev/zero: this is a character device"), "{}", error("/dev/zero"));
+        assert!(error("-").contains("standard input"), "{}", error("-"));
     }
 
     #[test]
@@ -308,20 +314,21 @@ mod tests {
             ("a.txt", b"\xff\xfea\0", "utf-16"),
         ] {
             let (_folder, path) = file(name, bytes);
-            let said = read(&path).unwrap_err().to_string();
-            assert!(said.contains(name) && said.contains(word), "{said}");
+            let error = read(&path).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains(word), "{error}");
         }
     }
 
     #[test]
-    fn what_is_no_text_says_where() {
+    fn errors_name_the_first_byte_that_is_not_utf8() {
         let mut bytes = vec![b'a'; 3 * PIECE];
         bytes[2 * PIECE + 5] = 0xff;
         let (_folder, path) = file("a.txt", &bytes);
-        let said = read(&path).unwrap_err().to_string();
-        assert!(said.contains(&format!("byte {}", 2 * PIECE + 5)), "{said}");
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains(&format!("byte {}", 2 * PIECE + 5)), "{error}");
         let (_folder, path) = file("a.txt", "cut off in a character é".as_bytes().split_last().unwrap().1);
         assert!(read(&path).unwrap_err().to_string().contains("byte 23"));
+        // A file without text, and no file at all.
         let (folder, path) = file("a.txt", b"");
         assert!(read(&path).unwrap_err().to_string().contains("has no text"));
         assert!(read(&folder.path().join("none")).is_err());

@@ -27,7 +27,7 @@ pub struct FileStamp {
     /// it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changed: Option<u128>,
-    /// Checksum of sampled blocks; of a small file, of all of it.
+    /// Checksum of sampled blocks, or of all bytes of a small file.
     pub sampled: String,
 }
 
@@ -35,32 +35,32 @@ impl FileStamp {
     /// The stamp of a file as it is now.
     pub(super) fn of(path: &Path) -> Result<Self, SourceError> {
         let mut file = open_regular(path)?;
-        let about = file.metadata().at(path)?;
-        let modified = about.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let metadata = file.metadata().at(path)?;
+        let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         Ok(Self {
             path: as_text(&fs::canonicalize(path).at(path)?),
-            bytes: about.len(),
+            bytes: metadata.len(),
             modified: modified.map_or(0, |time| time.as_nanos()),
-            changed: changed(&about),
-            sampled: sampled(&mut file, about.len()).at(path)?,
+            changed: changed(&metadata),
+            sampled: sampled(&mut file, metadata.len()).at(path)?,
         })
     }
 
     /// Whether two stamps have the same path, length and sampled checksum.
-    pub(super) fn same_looks(&self, other: &Self) -> bool {
+    pub(super) fn equal_except_times(&self, other: &Self) -> bool {
         (&self.path, self.bytes, &self.sampled) == (&other.path, other.bytes, &other.sampled)
     }
 }
 
 #[cfg(unix)]
-fn changed(about: &fs::Metadata) -> Option<u128> {
+fn changed(metadata: &fs::Metadata) -> Option<u128> {
     use std::os::unix::fs::MetadataExt;
-    let seconds = u128::try_from(about.ctime()).ok()?;
-    Some(seconds * 1_000_000_000 + u128::try_from(about.ctime_nsec()).ok()?)
+    let seconds = u128::try_from(metadata.ctime()).ok()?;
+    Some(seconds * 1_000_000_000 + u128::try_from(metadata.ctime_nsec()).ok()?)
 }
 
 #[cfg(not(unix))]
-fn changed(_about: &fs::Metadata) -> Option<u128> {
+fn changed(_metadata: &fs::Metadata) -> Option<u128> {
     None
 }
 
@@ -91,7 +91,7 @@ pub(super) fn sampled(from: &mut (impl Read + Seek), length: u64) -> io::Result<
 }
 
 /// The SHA-256 of a whole file, in hexadecimal.
-pub(super) fn whole(path: &Path, monitor: &mut dyn Monitor) -> Result<String, SourceError> {
+pub(super) fn file_sha256(path: &Path, monitor: &mut dyn Monitor) -> Result<String, SourceError> {
     let mut file = open_regular(path)?;
     let (mut hash, mut block) = (Sha256::new(), vec![0; 4 << 20]);
     loop {
@@ -125,7 +125,7 @@ mod tests {
 
     /// A small file is covered completely, a large one at its beginning, its end and places in between.
     #[test]
-    fn samples_see_changes() {
+    fn sampled_checksums_detect_changes() {
         let small: Vec<u8> = (0..255).collect();
         for at in 0..small.len() {
             let mut other = small.clone();
@@ -144,7 +144,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn names_need_not_be_text() {
+    fn paths_need_not_be_utf8() {
         use std::os::unix::ffi::OsStrExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9 100%.txt"));

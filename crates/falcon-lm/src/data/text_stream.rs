@@ -1,10 +1,10 @@
-//! Decoding of tokens as they come.
+//! Decoding of tokens one by one, as they are generated.
 
 use super::tokenizer::Tokenizer;
 
 impl Tokenizer {
-    /// Decodes a stream of tokens that follow the token `before`, if there is one: decoders treat the beginning of a
-    /// text in a way of its own.
+    /// Decodes a stream of tokens. `before` is the token before the stream, if there is one: some decoders treat the
+    /// first token of a text differently from all others.
     pub fn stream(&self, before: Option<u32>) -> TextStream<'_> {
         let tokens: Vec<u32> = before.into_iter().collect();
         TextStream { tokenizer: self, returned: self.decode(&tokens), tokens, waiting: 0 }
@@ -15,12 +15,12 @@ impl Tokenizer {
 #[derive(Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
-    /// The last tokens: one whose text was returned, because decoders treat a beginning in a way of its own, and those
+    /// The last token whose text was returned, so that no later token is decoded as the first of a text, and the tokens
     /// that wait for the rest of a character.
     tokens: Vec<u32>,
-    /// The part of their text that was returned.
+    /// The part of the text of `tokens` that was returned.
     returned: String,
-    /// How many of them wait. A token that ends a character and begins the next one counts as waiting.
+    /// How many of `tokens` wait. A token that ends a character and begins the next one counts as waiting.
     waiting: usize,
 }
 
@@ -44,7 +44,7 @@ impl TextStream<'_> {
             }
         }
         let new = all.strip_prefix(&self.returned).unwrap_or(&all).to_string();
-        // The last token stays as the beginning of what is decoded next.
+        // The last token stays, so that the next one is not decoded as the first of a text.
         self.tokens.drain(..self.tokens.len() - 1);
         (self.returned, self.waiting) = (self.tokenizer.decode(&self.tokens), 0);
         new
@@ -75,28 +75,28 @@ mod tests {
     }
 
     #[test]
-    fn text_streams_by_characters() {
+    fn a_stream_returns_whole_characters() {
         for tokenizer in [Tokenizer::bytes(), learnt()] {
             let mut stream = tokenizer.stream(None);
-            let mut said = String::new();
+            let mut text = String::new();
             for token in tokenizer.encode(TEXT) {
                 let new = stream.push(token);
-                assert!(!new.contains('\u{fffd}'), "{new:?} after {said:?}");
-                said += &new;
+                assert!(!new.contains('\u{fffd}'), "{new:?} after {text:?}");
+                text += &new;
             }
-            assert_eq!(said + &stream.finish(), TEXT);
+            assert_eq!(text + &stream.finish(), TEXT);
         }
         // Bytes that never become a character do not wait for ever.
         let bytes = Tokenizer::bytes();
         let mut stream = bytes.stream(Some(bytes.end()));
-        let said: String =
+        let text: String =
             [0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 65].map(|byte| stream.push(byte)).concat();
-        assert!(said.ends_with('A') && said.contains('\u{fffd}'), "{said}");
+        assert!(text.ends_with('A') && text.contains('\u{fffd}'), "{text}");
     }
 
     /// A token may end one character and begin the next: the first is returned, the second waits.
     #[test]
-    fn a_token_of_two_characters_streams() {
+    fn a_token_of_two_characters_completes_the_first() {
         // The bytes f0 9f 99 82 are one character; 257 is 82 f0.
         let mut vocabulary: Vec<(String, u32)> = Tokenizer::bytes().inner.get_vocab(true).into_iter().collect();
         let letter = |byte: u32| vocabulary.iter().find(|(_, id)| *id == byte).unwrap().0.clone();
@@ -107,13 +107,17 @@ mod tests {
         let bpe = BPE::builder().vocab_and_merges(vocabulary, merges).build().unwrap();
         let tokenizer = Tokenizer::new(byte_level(bpe), Path::new("test")).unwrap();
         let mut stream = tokenizer.stream(None);
-        let said = [0xf0, 0x9f, 0x99, 257, 0x9f, 0x99, 257, 0x9f, 0x99, 0x82, 65].map(|token| stream.push(token));
-        assert_eq!(said, ["", "", "", "🙂", "", "", "🙂", "", "", "🙂", "A"]);
+        let text = [0xf0, 0x9f, 0x99, 257, 0x9f, 0x99, 257, 0x9f, 0x99, 0x82, 65].map(|token| stream.push(token));
+        assert_eq!(text, ["", "", "", "🙂", "", "", "🙂", "", "", "🙂", "A"]);
         let mut stream = tokenizer.stream(None);
-        let said = [65, 0xf0, 0x9f, 0x99, 257, 65].map(|token| stream.push(token));
-        assert_eq!(said, ["A", "", "", "", "🙂", "\u{fffd}A"], "what never becomes a character is said as such");
+        let text = [65, 0xf0, 0x9f, 0x99, 257, 65].map(|token| stream.push(token));
+        assert_eq!(
+            text,
+            ["A", "", "", "", "🙂", "\u{fffd}A"],
+            "bytes that never become a character are returned as U+FFFD"
+        );
         let mut stream = tokenizer.stream(None);
-        let said = [0xf0, 0x9f, 0x99, 257].map(|token| stream.push(token)).concat();
-        assert_eq!((said.as_str(), stream.finish().as_str()), ("🙂", "\u{fffd}"));
+        let text = [0xf0, 0x9f, 0x99, 257].map(|token| stream.push(token)).concat();
+        assert_eq!((text.as_str(), stream.finish().as_str()), ("🙂", "\u{fffd}"));
     }
 }

@@ -17,7 +17,7 @@ use super::vocabulary::{check_tokenizer, check_vocabulary};
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 /// The name of the tokenizer whose tokens are bytes.
 pub const BYTES: &str = "bytes";
-/// The token between documents, in tokenizers made here.
+/// The token between documents, in tokenizers that this crate creates.
 pub(crate) const END: &str = "<|endoftext|>";
 /// Tokens between documents in other tokenizers, likeliest first.
 const ENDS: [&str; 8] =
@@ -25,9 +25,9 @@ const ENDS: [&str; 8] =
 
 /// The token that begins a document, in tokenizers where it differs from the one that ends it.
 pub(crate) const BEGIN: &str = "<|begin_of_sum|>";
-/// The largest file of a tokenizer that is read, in bytes: twice the largest that is known.
+/// The largest file of a tokenizer that is read, in bytes: twice that of the largest one known.
 const LARGEST_FILE: u64 = 64 << 20;
-/// Characters of every length in bytes that few vocabularies have.
+/// Characters of one to four bytes that few vocabularies have.
 const STRANGE: &str = "\u{1}\u{ad}語🙂\u{10fffd}";
 
 /// Why a tokenizer cannot be opened, trained or used.
@@ -95,7 +95,7 @@ pub struct Tokenizer {
     /// The characters of a closed vocabulary; none if any text can be encoded.
     characters: Option<Vec<char>>,
     size: usize,
-    /// Whether tokens are bytes: encoding without the library is a hundred times as fast.
+    /// Whether tokens are bytes: text is then encoded without the library, a hundred times as fast.
     plain: bool,
     /// The content of its `tokenizer.json`.
     json: String,
@@ -144,8 +144,8 @@ impl Tokenizer {
 
     /// The tokenizer whose vocabulary is the 256 bytes and the end of a document.
     pub fn bytes() -> Self {
-        // GPT-2's table, and the library's: printable bytes stand for themselves, the others for the letters from 256
-        // on.
+        // The table of GPT-2 and of the library: printable bytes are written as themselves, the others as the letters
+        // from U+0100 on.
         let mut beyond = (256..).filter_map(char::from_u32);
         let vocabulary: [(String, u32); 256] = std::array::from_fn(|byte| {
             let letter = match byte as u8 {
@@ -202,7 +202,7 @@ impl Tokenizer {
         inner.with_padding(None);
         inner.with_truncation(None).map_err(bad)?;
         let begin = inner.token_to_id(BEGIN).unwrap_or(end);
-        // Unless its vocabulary is closed, it must have a token for unknown characters.
+        // A tokenizer whose vocabulary is not closed must be able to encode any character.
         let characters = characters(&inner, [begin, end]);
         if characters.is_none() {
             let strange = inner.encode_fast(STRANGE, false);
@@ -212,7 +212,7 @@ impl Tokenizer {
                 return Err(bad("it leaves out characters that it does not know".into()));
             }
         }
-        // Numbers may have gaps, so that the largest counts.
+        // The numbers of tokens may have gaps, so that the size follows from the largest.
         let size = inner.get_vocab(true).into_values().max().map_or(0, |most| most as usize + 1);
         let json = inner.to_string(false).map_err(bad)?;
         Ok(Self { inner: Arc::new(inner), begin, end, characters, size, plain: false, json })
@@ -310,7 +310,7 @@ fn characters(inner: &Inner, special: [u32; 2]) -> Option<Vec<char>> {
         characters.next().filter(|_| characters.next().is_none())
     };
     let characters: Vec<char> = tokens.iter().map(|(_, text)| single(text)).collect::<Option<_>>()?;
-    if inner.encode_fast(STRANGE, false).is_ok_and(|known| !known.get_ids().is_empty()) {
+    if inner.encode_fast(STRANGE, false).is_ok_and(|encoded| !encoded.get_ids().is_empty()) {
         return None;
     }
     // Every character must be encoded by itself, also when it is repeated.
@@ -333,30 +333,33 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_bytes() {
+    fn tokens_of_bytes_are_the_bytes_of_a_text() {
         let bytes = Tokenizer::bytes();
         let expected: Vec<u32> = TEXT.bytes().map(u32::from).collect();
-        assert_eq!(bytes.encode(TEXT), expected, "also where the text spells the end of one");
+        assert_eq!(bytes.encode(TEXT), expected, "also where the text spells the end token");
         assert_eq!(bytes.decode(&expected), TEXT);
         assert_eq!(bytes.begin(), bytes.end());
         let library = bytes.inner.encode_fast(TEXT, false).unwrap();
-        assert_eq!(library.get_ids(), expected, "the shortcut is what its file says");
+        assert_eq!(library.get_ids(), expected, "encoding without the library gives the same tokens");
         let folder = tempfile::tempdir().unwrap();
         bytes.save(&folder.path().join(TOKENIZER_FILE)).unwrap();
-        assert!(Tokenizer::open(folder.path().to_str().unwrap()).unwrap().plain, "also from its file");
+        assert!(
+            Tokenizer::open(folder.path().to_str().unwrap()).unwrap().plain,
+            "the saved file is recognised as the tokenizer of bytes"
+        );
         assert_eq!((bytes.size(), bytes.end()), (257, 256));
         let all: Vec<u32> = (0..256).collect();
         assert_eq!(bytes.decode(&all[..128]).len(), 128);
     }
 
     #[test]
-    fn what_is_learnt_is_shorter_and_comes_back() {
+    fn a_learnt_tokenizer_shortens_and_restores_text() {
         let tokenizer = learnt();
         let tokens = tokenizer.encode(TEXT);
         assert!(tokens.len() < TEXT.len() / 2, "{} tokens", tokens.len());
         assert_eq!(tokenizer.decode(&tokens), TEXT);
         assert!(tokens.iter().all(|token| (*token as usize) < tokenizer.size() && *token != tokenizer.end()));
-        // Text it has not seen, too.
+        // Text that it was not trained on, too.
         assert_eq!(tokenizer.decode(&tokenizer.encode("Жук \u{0}")), "Жук \u{0}");
         assert!(Tokenizer::learn(256, std::iter::empty::<String>()).unwrap_err().to_string().contains("256"));
         let folder = tempfile::tempdir().unwrap();
@@ -367,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn vocabulary_and_merges_make_one() {
+    fn vocab_json_and_merges_txt_are_read_as_a_tokenizer() {
         let folder = tempfile::tempdir().unwrap();
         let mut vocabulary = serde_json::Map::new();
         let letters = Tokenizer::bytes().inner.get_vocab(true);
@@ -390,29 +393,29 @@ mod tests {
             for name in ["vocab.json", "merges.txt"] {
                 fs::copy(folder.path().join(name), elsewhere.join(name)).unwrap();
             }
-            let said = Tokenizer::read(&elsewhere).unwrap_err().to_string();
-            assert!(said.contains("vocab.json") && said.contains("rename the folder"), "{said}");
+            let error = Tokenizer::read(&elsewhere).unwrap_err().to_string();
+            assert!(error.contains("vocab.json") && error.contains("rename the folder"), "{error}");
         }
         write("vocab.json", r#"{"a": 0, "b": 1, "ab": 2, "Ġ": 3, "Ġab": 4, "<|endoftext|>": 5}"#);
-        let said = open().unwrap_err().to_string();
-        assert!(said.contains("leaves out characters that it does not know"), "{said}");
+        let error = open().unwrap_err().to_string();
+        assert!(error.contains("leaves out characters that it does not know"), "{error}");
     }
 
     #[test]
-    fn what_is_none_says_so() {
+    fn files_that_are_no_tokenizer_are_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let said =
+        let error =
             |name: &str| Tokenizer::open(folder.path().join(name).to_str().unwrap()).unwrap_err().to_string();
-        assert!(said("none").contains("vocab.json and merges.txt"), "{}", said("none"));
+        assert!(error("none").contains("vocab.json and merges.txt"), "{}", error("none"));
         fs::write(folder.path().join("a.json"), "{\"version\": 1}").unwrap();
-        assert!(said("a.json").contains("not a tokenizer"), "{}", said("a.json"));
+        assert!(error("a.json").contains("not a tokenizer"), "{}", error("a.json"));
         let words = r#"{"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
             "decoder": null, "truncation": null, "padding": null,
             "model": {"type": "WordLevel", "vocab": {"</s>": 0, "a": 1}, "unk_token": "[UNK]"}}"#;
         fs::write(folder.path().join("c.json"), words).unwrap();
-        assert!(said("c.json").contains("cannot encode arbitrary text"), "{}", said("c.json"));
+        assert!(error("c.json").contains("cannot encode arbitrary text"), "{}", error("c.json"));
         let without = Tokenizer::bytes().json.replace(END, "<|nothing|>");
         fs::write(folder.path().join("b.json"), without).unwrap();
-        assert!(said("b.json").contains("no token ends a document"), "{}", said("b.json"));
+        assert!(error("b.json").contains("no token ends a document"), "{}", error("b.json"));
     }
 }

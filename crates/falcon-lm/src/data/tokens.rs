@@ -103,22 +103,23 @@ impl Tokens {
     pub(super) fn read(path: &Path, tokenizer: &Tokenizer, check: Check) -> io::Result<Self> {
         let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_string());
         let file = File::open(path)?;
-        // SAFETY: this program only ever replaces such a file by renaming another one; it never changes or truncates
-        // one. If another program did so while the file is mapped, tokens would change, or the process would end.
+        // SAFETY: this program replaces such a file only by renaming another file to its name; it never changes or
+        // truncates one. If another program did so while the file is mapped, tokens would change, or the process would
+        // end.
         let map = unsafe { Mmap::map(&file)? };
         let length = map.len();
         let end = length.checked_sub(16).ok_or_else(|| bad("too short"))?;
         if &map[end + 8..] != MAGIC {
             return Err(bad("not a file of tokens"));
         }
-        let about = u64::from_le_bytes(map[end..end + 8].try_into().expect("eight"));
-        let about = usize::try_from(about).ok().and_then(|about| end.checked_sub(about));
-        let sum = end.checked_sub(SUM).filter(|sum| about.is_some_and(|about| about <= *sum));
-        let (about, sum) = about.zip(sum).ok_or_else(|| bad("its header is cut off"))?;
-        if Sha256::digest(&map[about..sum])[..] != map[sum..end] {
+        let header_length = u64::from_le_bytes(map[end..end + 8].try_into().expect("eight"));
+        let header_start = usize::try_from(header_length).ok().and_then(|length| end.checked_sub(length));
+        let sum = end.checked_sub(SUM).filter(|sum| header_start.is_some_and(|start| start <= *sum));
+        let (header_start, sum) = header_start.zip(sum).ok_or_else(|| bad("its header is cut off"))?;
+        if Sha256::digest(&map[header_start..sum])[..] != map[sum..end] {
             return Err(bad("its header is damaged"));
         }
-        let header: Header = serde_json::from_slice(&map[about..sum])?;
+        let header: Header = serde_json::from_slice(&map[header_start..sum])?;
         if header.format != FORMAT {
             return Err(bad("it is of another version"));
         }
@@ -126,24 +127,24 @@ impl Tokens {
         let width = if wide { 4 } else { 2 };
         let Totals { tokens, documents, .. } = header.totals;
         let parts = tokens.checked_mul(width).zip(documents.checked_mul(8));
-        if parts.is_none_or(|(tokens, documents)| tokens.checked_add(documents) != Some(about)) {
+        if parts.is_none_or(|(tokens, documents)| tokens.checked_add(documents) != Some(header_start)) {
             return Err(bad("its length is not the one in its header"));
         }
-        let (data, starts) = map[..about].split_at(tokens * width);
-        let whole = || header.sha256 == hex(&Sha256::digest(&map[..about]));
-        // The documents are read anyway. Of the tokens a sample is read, so that a start is quick however many there
-        // are.
+        let (data, starts) = map[..header_start].split_at(tokens * width);
+        let is_intact = || header.sha256 == hex(&Sha256::digest(&map[..header_start]));
+        // The documents are read anyway; of the tokens, only a sample is compared, so that a start is quick however
+        // many there are.
         if header.tokenizer != tokenizer.fingerprint()
             || header.documents != hex(&Sha256::digest(starts))
             || header.sampled != sampled(&mut Cursor::new(data), data.len() as u64)?
-            || (check == Check::Full && !whole())
+            || (check == Check::Full && !is_intact())
         {
             return Err(bad("its content is not the one in its header"));
         }
         let starts = starts.chunks_exact(8);
         let documents =
             starts.map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight")) as usize).collect();
-        // A text may have the same tokens detokenized or not, but not the same counts.
+        // Text may have the same tokens with and without a detokenizer, but not the same counts.
         let fingerprint = match header.detokenizer {
             None => header.sha256.clone(),
             Some(detokenizer) => format!("{detokenizer}:{}", header.sha256),

@@ -1,5 +1,5 @@
-//! Checks a `tokenizer.json` or `vocab.json` before the library reads it: a single number in it could ask for any
-//! amount of memory.
+//! Checks a `tokenizer.json` or `vocab.json` before the library reads it: a single large number in it could make the
+//! library allocate any amount of memory.
 
 use std::fmt;
 
@@ -7,23 +7,24 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
-use super::growth::{MOST, growth};
+use super::growth::{MOST_GROWTH, growth};
 
 /// The largest number of tokens in a vocabulary.
 pub(super) const MOST_TOKENS: usize = 1 << 24;
 /// The largest number of bytes in a token.
 const LONGEST_TOKEN: usize = 64 << 10;
 
+/// The parts of a `tokenizer.json` that are checked.
 #[derive(Deserialize)]
-struct Described {
-    added_tokens: Option<Vec<Added>>,
+struct TokenizerJson {
+    added_tokens: Option<Vec<AddedToken>>,
     model: Option<Model>,
     normalizer: Option<Value>,
     decoder: Option<Value>,
 }
 
 #[derive(Deserialize)]
-struct Added {
+struct AddedToken {
     id: Option<Value>,
     content: Option<String>,
 }
@@ -35,18 +36,18 @@ struct Model {
 
 /// Refuses a `tokenizer.json` that exceeds the limits.
 pub(super) fn check_tokenizer(json: &[u8]) -> Result<(), String> {
-    let described: Described = serde_json::from_slice(json).map_err(|error| error.to_string())?;
-    let mut all = described.model.and_then(|model| model.vocab).unwrap_or_default();
-    for Added { id, content } in described.added_tokens.into_iter().flatten() {
+    let parsed: TokenizerJson = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    let mut all = parsed.model.and_then(|model| model.vocab).unwrap_or_default();
+    for AddedToken { id, content } in parsed.added_tokens.into_iter().flatten() {
         all.add(&content.unwrap_or_default(), &id.unwrap_or_default());
     }
     all.check()?;
-    for (name, part) in [("normalizer", described.normalizer), ("decoder", described.decoder)] {
+    for (name, part) in [("normalizer", parsed.normalizer), ("decoder", parsed.decoder)] {
         let times = part.as_ref().map_or(1.0, growth);
-        if times > MOST {
+        if times > MOST_GROWTH {
             return Err(format!(
-                "its {name} can make text {times:.0} times as long, and at most {MOST} times is allowed; remove the long \
-                 replacement from it"
+                "its {name} can make text {times:.0} times as long, and at most {MOST_GROWTH} times is allowed; remove \
+                 the long replacement from it"
             ));
         }
     }
@@ -122,12 +123,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_and_tokens_have_limits() {
-        let said = |json: &str| check_tokenizer(json.as_bytes()).unwrap_err();
+    fn token_numbers_and_lengths_have_limits() {
+        let error = |json: &str| check_tokenizer(json.as_bytes()).unwrap_err();
         let largest = r#"{"model": {"vocab": {"a": 0, "b": 1000000000}}}"#;
-        assert!(said(largest).contains("1000000000") && said(largest).contains("16777215"), "{}", said(largest));
+        assert!(
+            error(largest).contains("1000000000") && error(largest).contains("16777215"),
+            "{}",
+            error(largest)
+        );
         let added = r#"{"added_tokens": [{"id": 16777216, "content": "x"}]}"#;
-        assert!(said(added).contains("16777216"), "{}", said(added));
+        assert!(error(added).contains("16777216"), "{}", error(added));
         let long = format!(r#"{{"a": 0, "{}": 1}}"#, "b".repeat(LONGEST_TOKEN + 1));
         assert!(check_vocabulary(long.as_bytes()).unwrap_err().contains("65537 bytes"));
         let unigram = r#"{"model": {"vocab": [["a", -1.5], ["b", -2.0]]}, "normalizer": null}"#;

@@ -22,7 +22,7 @@ const ENTRIES_PER_CHECK: usize = 256;
 /// Whether a file of this name in a folder is read as text.
 pub fn is_text_name(name: &OsStr) -> bool {
     let kind = Path::new(plain_name(name)).extension();
-    kind.is_some_and(|kind| ["txt", "md", "jsonl"].iter().any(|known| kind == *known))
+    kind.is_some_and(|kind| ["txt", "md", "jsonl"].iter().any(|text_kind| kind == *text_kind))
 }
 
 /// The text files of a folder and its subfolders, sorted by path. Links to folders are followed, and every folder is
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_has_limits_and_can_be_stopped() {
+    fn a_search_has_limits_and_can_be_cancelled() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("a/b/c")).unwrap();
         (0..ENTRIES_PER_CHECK).for_each(|i| fs::write(folder.path().join(format!("{i}.txt")), "x").unwrap());
@@ -141,10 +141,10 @@ mod tests {
             search(folder.path(), Limits { entries, depth }, monitor).map_err(|error| error.to_string())
         };
         assert_eq!(walk(all, 3, &mut ()).map(|files| files.len()), Ok(ENTRIES_PER_CHECK));
-        let said = walk(all - 1, 3, &mut ()).unwrap_err();
-        assert!(said.contains("more than 258 entries") && said.contains("name a smaller folder"), "{said}");
-        let said = walk(all, 2, &mut ()).unwrap_err();
-        assert!(said.contains("a/b/c") && said.contains("deeper than 2"), "{said}");
+        let error = walk(all - 1, 3, &mut ()).unwrap_err();
+        assert!(error.contains("more than 258 entries") && error.contains("name a smaller folder"), "{error}");
+        let error = walk(all, 2, &mut ()).unwrap_err();
+        assert!(error.contains("a/b/c") && error.contains("deeper than 2"), "{error}");
         assert!(walk(all, 3, &mut from_fn(|_| false)).unwrap_err().contains("cancelled"));
     }
 
@@ -152,7 +152,7 @@ mod tests {
     fn a_folder_of_parquet_files_is_reported_as_such() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("train-00.parquet"), "PAR1").unwrap();
-        let said = text_files(folder.path(), &mut ()).unwrap_err().to_string();
-        assert!(said.contains("train-00.parquet") && said.contains(".jsonl"), "{said}");
+        let error = text_files(folder.path(), &mut ()).unwrap_err().to_string();
+        assert!(error.contains("train-00.parquet") && error.contains(".jsonl"), "{error}");
     }
 }

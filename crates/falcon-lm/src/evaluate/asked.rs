@@ -1,4 +1,5 @@
-//! The content of an exam, by which results recorded elsewhere are recognised.
+//! Fingerprints of the texts and questions of an exam, by which results of the same texts and questions are found where
+//! they were recorded elsewhere.
 
 use super::choices::BenchmarkResult;
 use super::measure::{Exam, TextResult};
@@ -6,36 +7,45 @@ use super::questions::RequestError;
 use crate::data::{CacheError, Tokenizer, cache_folder};
 use crate::monitor::Monitor;
 
-/// The fingerprints of everything that an exam asks.
+/// The fingerprints of the texts and questions of an exam, for one tokenizer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Asked {
+pub struct ExamFingerprints {
     /// The fingerprint of each text, as tokens.
     texts: Vec<String>,
     window: Option<u32>,
-    benchmarks: Vec<AskedBenchmark>,
+    benchmarks: Vec<BenchmarkFingerprint>,
 }
 
+/// The fingerprint of a benchmark's questions with a number of examples before each.
 #[derive(Clone, Debug, PartialEq)]
-struct AskedBenchmark {
+struct BenchmarkFingerprint {
     name: &'static str,
     shots: usize,
     fingerprint: String,
 }
 
 impl Exam {
-    /// Everything that is asked of a model with this tokenizer. None if it was cancelled.
-    pub fn asked(&self, tokenizer: &Tokenizer, monitor: &mut dyn Monitor) -> Result<Option<Asked>, CacheError> {
-        match self.fingerprints(tokenizer, monitor) {
+    /// The fingerprints of all texts and questions for a model with this tokenizer. None if the work was cancelled.
+    pub fn fingerprints(
+        &self,
+        tokenizer: &Tokenizer,
+        monitor: &mut dyn Monitor,
+    ) -> Result<Option<ExamFingerprints>, CacheError> {
+        match self.compute_fingerprints(tokenizer, monitor) {
             Err(CacheError::Cancelled(_)) => Ok(None),
-            asked => asked.map(Some),
+            fingerprints => fingerprints.map(Some),
         }
     }
 
-    fn fingerprints(&self, tokenizer: &Tokenizer, monitor: &mut dyn Monitor) -> Result<Asked, CacheError> {
-        let mut asked = Asked { texts: Vec::new(), window: self.window, benchmarks: Vec::new() };
+    fn compute_fingerprints(
+        &self,
+        tokenizer: &Tokenizer,
+        monitor: &mut dyn Monitor,
+    ) -> Result<ExamFingerprints, CacheError> {
+        let mut fingerprints = ExamFingerprints { texts: Vec::new(), window: self.window, benchmarks: Vec::new() };
         for text in &self.texts {
             let tokens = text.tokens(tokenizer, &cache_folder()?, self.check, monitor)?;
-            asked.texts.push(tokens.fingerprint().to_string());
+            fingerprints.texts.push(tokens.fingerprint().to_string());
         }
         for (questions, all_shots) in &self.questions {
             for &shots in all_shots {
@@ -46,25 +56,25 @@ impl Exam {
                     RequestError::Cancelled(cancelled) => cancelled.into(),
                 })?;
                 let fingerprint = questions.fingerprint(&requests);
-                asked.benchmarks.push(AskedBenchmark { name, shots, fingerprint });
+                fingerprints.benchmarks.push(BenchmarkFingerprint { name, shots, fingerprint });
             }
         }
-        Ok(asked)
+        Ok(fingerprints)
     }
 }
 
-impl Asked {
-    /// Finds the results for everything that is asked, in order. None if any is missing.
-    pub fn answers(
+impl ExamFingerprints {
+    /// Finds the results with these fingerprints, in the order of the exam. None if any is missing.
+    pub fn find_results(
         &self,
         texts: &[TextResult],
         benchmarks: &[BenchmarkResult],
     ) -> Option<(Vec<TextResult>, Vec<BenchmarkResult>)> {
         let text = |wanted: &String| {
-            let same = |text: &&TextResult| text.fingerprint == *wanted && text.window == self.window;
+            let same = |found: &&TextResult| found.fingerprint == *wanted && found.window == self.window;
             texts.iter().find(same).cloned()
         };
-        let benchmark = |wanted: &AskedBenchmark| {
+        let benchmark = |wanted: &BenchmarkFingerprint| {
             let same = |found: &&BenchmarkResult| {
                 found.name == wanted.name && found.shots == wanted.shots && found.fingerprint == wanted.fingerprint
             };
@@ -83,30 +93,38 @@ mod tests {
     use crate::scores::TextScore;
 
     #[test]
-    fn a_text_is_recognised_by_its_content_and_window() {
+    fn results_are_found_by_the_content_of_a_text_and_the_window() {
         let folder = tempfile::tempdir().unwrap();
-        let exam = |name: &str, text: &str, window| {
+        let fingerprints = |name: &str, text: &str, window| {
             let path = folder.path().join(name);
             std::fs::write(&path, text).unwrap();
             let exam = Exam::new(vec![ExamText { path, detokenizer: None }], window);
-            exam.asked(&Tokenizer::bytes(), &mut ()).unwrap().unwrap()
+            exam.fingerprints(&Tokenizer::bytes(), &mut ()).unwrap().unwrap()
         };
-        let asked = exam("a.txt", "rain on the hill", Some(4));
-        let known = [TextResult {
+        let original = fingerprints("a.txt", "rain on the hill", Some(4));
+        let recorded = [TextResult {
             text: "elsewhere/b.txt".into(),
-            fingerprint: asked.texts[0].clone(),
+            fingerprint: original.texts[0].clone(),
             detokenizer: None,
             window: Some(4),
             score: TextScore { nats: 1.0, tokens: 1, bytes: 1, words: 1 },
         }];
-        assert_eq!(asked.answers(&known, &[]), Some((known.to_vec(), Vec::new())));
+        assert_eq!(original.find_results(&recorded, &[]), Some((recorded.to_vec(), Vec::new())));
         assert_eq!(
-            exam("b.txt", "rain on the hill", Some(4)).answers(&known, &[]).unwrap().0,
-            known,
-            "another place"
+            fingerprints("b.txt", "rain on the hill", Some(4)).find_results(&recorded, &[]).unwrap().0,
+            recorded,
+            "the same text under another name"
         );
-        assert_eq!(exam("c.txt", "snow on the hill", Some(4)).answers(&known, &[]), None, "another text");
-        assert_eq!(exam("a.txt", "rain on the hill", Some(8)).answers(&known, &[]), None, "another window");
-        assert_eq!(asked.answers(&[], &[]), None);
+        assert_eq!(
+            fingerprints("c.txt", "snow on the hill", Some(4)).find_results(&recorded, &[]),
+            None,
+            "another text"
+        );
+        assert_eq!(
+            fingerprints("a.txt", "rain on the hill", Some(8)).find_results(&recorded, &[]),
+            None,
+            "another window"
+        );
+        assert_eq!(original.find_results(&[], &[]), None);
     }
 }

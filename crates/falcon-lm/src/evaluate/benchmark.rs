@@ -17,18 +17,18 @@ pub(super) enum PromptFormat {
     LastWord,
 }
 
-/// The splits that a benchmark has in lm-evaluation-harness. They decide how many examples it draws for a question:
-/// where examples come from the questions themselves it draws one more than needed, to be able to leave out the
-/// question that is asked, but it decides so by whether there is a test split.
+/// The splits that a benchmark has in lm-evaluation-harness. They decide how many examples the harness draws for a
+/// question. Where there is no test split, it draws one more than needed. This spare example is meant for benchmarks
+/// whose examples are drawn from the questions themselves: it replaces the question that is asked, if that was drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Splits {
-    /// Training and validation; the latter is asked. One example too many is drawn from the training split, and not
-    /// used.
+    /// Training and validation. Questions are from the validation split; from the training split, one example more than
+    /// needed is drawn, and not used.
     Validation,
-    /// Training and test; the latter is asked. As many examples are drawn as needed.
+    /// Training and test. Questions are from the test split, and as many examples as needed from the training split.
     Test,
-    /// Test only, which is asked and drawn from. As many examples are drawn as needed, and the question itself may be
-    /// one of them.
+    /// Test only: both questions and examples are from it. As many examples as needed are drawn, and the question
+    /// itself may be one of them.
     TestOnly,
 }
 

@@ -174,9 +174,9 @@ mod tests {
         assert_eq!((result.acc.mean, result.acc_norm.unwrap().mean), (0.25, 0.75));
         // √(((3/4)² + 3 (1/4)²) / 3 / 4) = 1/4
         assert!((result.acc.stderr - 0.25).abs() < 1e-12);
-        assert_eq!(result.shown(), result.acc_norm.unwrap(), "as the paper shows this one");
+        assert_eq!(result.shown(), result.acc_norm.unwrap(), "the paper shows acc_norm for ARC-c");
         let tie = graded("arc_challenge", &[&line(0)], &[-3.0, -3.0].map(answer));
-        assert_eq!(tie.acc.mean, 1.0, "the first of equals");
+        assert_eq!(tie.acc.mean, 1.0, "of equal choices, the first one counts");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The likelihood of a text after another.
+//! The likelihood of a text as the continuation of another.
 
 use burn::tensor::Tensor;
 use falcon_nn::{Model, Sequences};
@@ -42,8 +42,8 @@ impl Request {
         Ok(Self::non_empty(tokenizer, context, continuation))
     }
 
-    /// Replaces what is empty by the token that begins a document: a tokenizer may drop a text, such as control
-    /// characters.
+    /// Replaces an empty list of tokens by the token that begins a document: a tokenizer may encode some text, such as
+    /// control characters, to no tokens.
     fn non_empty(tokenizer: &Tokenizer, context: Vec<u32>, continuation: Vec<u32>) -> Self {
         let [context, continuation] =
             [context, continuation].map(|tokens| if tokens.is_empty() { vec![tokenizer.begin()] } else { tokens });
@@ -54,8 +54,8 @@ impl Request {
 /// The most sequences in one call, unless a single context has more requests.
 const SEQUENCES: usize = 256;
 
-/// The likelihoods of `requests`. A context that several requests share is read once. `monitor` is told the number of
-/// requests done, also while a long context is read, so that this can be cancelled.
+/// The likelihoods of `requests`. A context that several requests share is read once. `monitor` receives the number of
+/// requests done, also while a long context is read, so that reading can be cancelled.
 pub(super) fn likelihoods(
     model: &Model,
     requests: &[Request],
@@ -73,8 +73,8 @@ pub(super) fn likelihoods(
     while !groups.is_empty() {
         let (mut tokens, mut sequences, mut count) = (0, 0, 0);
         for group in &groups {
-            let asked: usize = group.iter().map(|i| requests[*i].continuation.len()).sum();
-            tokens += requests[group[0]].context.len() + asked;
+            let continuations: usize = group.iter().map(|i| requests[*i].continuation.len()).sum();
+            tokens += requests[group[0]].context.len() + continuations;
             sequences += group.len();
             if count > 0 && (tokens > most || sequences > SEQUENCES) {
                 break;
@@ -154,16 +154,16 @@ mod tests {
     #[test]
     fn texts_are_divided_as_the_harness_does() {
         let bytes = Tokenizer::bytes();
-        let of = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+        let tokens = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
         let request = Request::new(&bytes, "A: ", "yes").unwrap();
-        assert_eq!((request.context, request.continuation), (of("A:"), of(" yes")));
+        assert_eq!((request.context, request.continuation), (tokens("A:"), tokens(" yes")));
         let request = Request::new(&bytes, "", " yes").unwrap();
-        assert_eq!((request.context, request.continuation), (vec![256], of(" yes")));
+        assert_eq!((request.context, request.continuation), (vec![256], tokens(" yes")));
     }
 
-    /// Sharing contexts and batching give the result of each request by itself, in one piece.
+    /// Every likelihood is the same as that of the request by itself, computed in one piece.
     #[test]
-    fn sharing_changes_nothing() {
+    fn shared_contexts_and_batches_change_no_likelihood() {
         for preset in ["falcon-3a.3", "transformer", "mamba2"] {
             let model = ModelConfig::preset(preset, "micro", 20).unwrap().init(3, &Device::flex()).unwrap();
             let tokens =
@@ -187,11 +187,13 @@ mod tests {
                 let all = [request.context.clone(), request.continuation.clone()].concat();
                 let read = &all[..all.len() - 1];
                 let logits = model.run(read, &Sequences::uniform(1, read.len()), &mut model.state(1));
-                let asked = request.context.len() - 1;
-                let targets = all[1..].iter().enumerate().map(|(i, token)| (i >= asked).then_some(*token));
-                let said = predictions(logits, &targets.collect::<Vec<_>>());
-                let (log, greedy) =
-                    said.iter().flatten().fold((0.0, true), |(log, greedy), p| (log - p.loss, greedy && p.right));
+                let first = request.context.len() - 1;
+                let targets = all[1..].iter().enumerate().map(|(i, token)| (i >= first).then_some(*token));
+                let predicted = predictions(logits, &targets.collect::<Vec<_>>());
+                let (log, greedy) = predicted
+                    .iter()
+                    .flatten()
+                    .fold((0.0, true), |(log, greedy), p| (log - p.loss, greedy && p.right));
                 assert!((got.log - log).abs() < 1e-4 * log.abs().max(1.0), "{preset}: {} and {log}", got.log);
                 assert_eq!(got.greedy, greedy);
             }
@@ -208,14 +210,14 @@ mod tests {
         let context: Vec<u32> = (0..2 * most as u32 + 5).map(|i| (i * i + 3) % 20).collect();
         let requests =
             [[1, 2], [3, 4]].map(|end| Request { context: context.clone(), continuation: end.to_vec() });
-        let mut asked = 0;
+        let mut checks = 0;
         let mut watch = from_fn(|_| {
-            asked += 1;
+            checks += 1;
             true
         });
         let got = likelihoods(&model, &requests, &mut watch);
         drop(watch);
-        assert_eq!(asked, 3, "after two pieces and at the end");
+        assert_eq!(checks, 3, "one after each of two pieces, and one at the end");
         let mut state = model.state(1);
         let read = model.run(&context, &Sequences::uniform(1, context.len()), &mut state);
         let last = read.slice_dim(0, context.len() - 1..context.len());

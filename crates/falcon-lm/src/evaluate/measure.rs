@@ -1,5 +1,5 @@
-//! Evaluates trained models on texts and benchmarks. What has been measured before with the same weights is not
-//! measured again.
+//! Evaluates trained models on texts and benchmarks. Results that were recorded before for the same weights are not
+//! computed again.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ pub struct Exam {
     pub check: Check,
     pub(super) texts: Vec<ExamText>,
     pub(super) window: Option<u32>,
-    /// The questions of each benchmark, with the numbers of examples that they are asked with, each in turn.
+    /// The questions of each benchmark, and numbers of examples, for each of which all questions are asked once.
     pub(super) questions: Vec<(Questions, Vec<usize>)>,
 }
 
@@ -45,7 +45,7 @@ impl ExamText {
         }
     }
 
-    /// Encodes the text, or opens its tokens in the folder `cache` if that has been done before.
+    /// Encodes the text, or opens its tokens in the folder `cache` if it was encoded before.
     pub(super) fn tokens(
         &self,
         tokenizer: &Tokenizer,
@@ -103,7 +103,7 @@ impl ModelResult {
 /// The results of an [`Exam`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answers {
-    /// The results that the exam asks for, in its order.
+    /// The results for the texts and questions of the exam, in its order.
     pub asked: ModelResult,
     /// Whether there are results for everything; false if the evaluation was cancelled.
     pub complete: bool,
@@ -164,10 +164,10 @@ impl Exam {
         self.texts.iter().try_for_each(|text| text.source(&mut ()).map(drop).map_err(CacheError::from))
     }
 
-    /// Evaluates a model on whatever `known` has no result for, and passes `known` to `keep` after every new result.
-    /// Returns the results that the exam asks for. `monitor` is told the text or benchmark as the stage, and the
-    /// number of tokens or requests done. A model with non-finite likelihoods is refused before these are kept, because
-    /// JSON cannot represent them.
+    /// Evaluates a model on the texts and questions that `known` has no results for. Every new result is added to
+    /// `known`, which is then passed to `keep`. Returns the results of this exam. The stages that `monitor` receives
+    /// are texts and benchmarks; the progress is the number of tokens or requests done. A model with non-finite
+    /// likelihoods is refused before these are kept, because JSON cannot represent them.
     pub fn take<E: From<CacheError> + From<TrainedError>>(
         &self,
         trained: &Trained,
@@ -175,13 +175,13 @@ impl Exam {
         keep: &mut dyn FnMut(&ModelResult) -> Result<(), E>,
         monitor: &mut dyn Monitor,
     ) -> Result<Answers, E> {
-        let mut asked = ModelResult { texts: Vec::new(), benchmarks: Vec::new(), ..known.clone() };
+        let mut results = ModelResult { texts: Vec::new(), benchmarks: Vec::new(), ..known.clone() };
         let ended = self
-            .read_texts(&cache_folder()?, trained, known, &mut asked, keep, monitor)
-            .and_then(|()| self.ask_questions(trained, known, &mut asked, keep, monitor));
+            .read_texts(&cache_folder()?, trained, known, &mut results, keep, monitor)
+            .and_then(|()| self.ask_questions(trained, known, &mut results, keep, monitor));
         match ended {
-            Ok(()) => Ok(Answers { asked, complete: true }),
-            Err(Stop::Cancelled) => Ok(Answers { asked, complete: false }),
+            Ok(()) => Ok(Answers { asked: results, complete: true }),
+            Err(Stop::Cancelled) => Ok(Answers { asked: results, complete: false }),
             Err(Stop::Failed(error)) => Err(error),
         }
     }
@@ -191,7 +191,7 @@ impl Exam {
         cache: &Path,
         Trained { model, tokenizer, folder, .. }: &Trained,
         known: &mut ModelResult,
-        asked: &mut ModelResult,
+        results: &mut ModelResult,
         keep: &mut dyn FnMut(&ModelResult) -> Result<(), E>,
         monitor: &mut dyn Monitor,
     ) -> Result<(), Stop<E>> {
@@ -203,7 +203,7 @@ impl Exam {
                 old.text == name && old.fingerprint == text.fingerprint() && old.window == self.window
             };
             if let Some(old) = known.texts.iter().find(same) {
-                asked.texts.push(old.clone());
+                results.texts.push(old.clone());
                 continue;
             }
             let reading = match (self.window, detokenizer) {
@@ -217,7 +217,7 @@ impl Exam {
             let fingerprint = text.fingerprint().to_string();
             let found = TextResult { text: name, fingerprint, detokenizer, window: self.window, score };
             known.texts.push(found.clone());
-            asked.texts.push(found);
+            results.texts.push(found);
             keep(known).map_err(Stop::Failed)?;
         }
         Ok(())
@@ -227,7 +227,7 @@ impl Exam {
         &self,
         Trained { model, tokenizer, folder, .. }: &Trained,
         known: &mut ModelResult,
-        asked: &mut ModelResult,
+        results: &mut ModelResult,
         keep: &mut dyn FnMut(&ModelResult) -> Result<(), E>,
         monitor: &mut dyn Monitor,
     ) -> Result<(), Stop<E>> {
@@ -248,7 +248,7 @@ impl Exam {
                     old.name == benchmark.name && old.shots == shots && old.fingerprint == fingerprint
                 };
                 if let Some(old) = known.benchmarks.iter().find(same) {
-                    asked.benchmarks.push(old.clone());
+                    results.benchmarks.push(old.clone());
                     continue;
                 }
                 monitor.stage(&title);
@@ -263,7 +263,7 @@ impl Exam {
                     check_finite(folder, mean + stderr, || format!("{title}: the perplexity"))?;
                 }
                 known.benchmarks.push(found.clone());
-                asked.benchmarks.push(found);
+                results.benchmarks.push(found);
                 keep(known).map_err(Stop::Failed)?;
             }
         }
@@ -313,14 +313,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_not_measured_again() {
+    fn recorded_results_are_not_computed_again() {
         let folder = tempfile::tempdir().unwrap();
         let mut known = ModelResult::new("m".into(), &trained(0));
         let (first, kept) = take(folder.path(), 0, &mut known);
         assert_eq!((first.complete, first.asked.benchmarks.len(), kept), (true, 2, 2));
         let (again, kept) = take(folder.path(), 0, &mut known);
         assert_eq!((again, kept), (first.clone(), 0));
-        // Other answers are other questions; those before stay known.
+        // Questions with other right answers are other questions; the results of the first ones are kept.
         let (other, kept) = take(folder.path(), 1, &mut known);
         let [before, after] = [&first, &other].map(|answers| answers.asked.benchmarks[0].acc.mean);
         assert_eq!((before + after, kept, known.benchmarks.len()), (1.0, 2, 4));
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn cancelling_keeps_what_was_done() {
+    fn cancelling_keeps_the_results_so_far() {
         let folder = tempfile::tempdir().unwrap();
         let exam = exam(folder.path(), Vec::new(), 1, &[0, 1]);
         let mut known = ModelResult::new("m".into(), &trained(0));
@@ -367,7 +367,7 @@ mod tests {
         fs::write(&path, " = A =").unwrap();
         let trained = trained(0);
         let fresh = || ModelResult::new("m".into(), &trained);
-        let (mut known, mut asked) = (fresh(), fresh());
+        let (mut known, mut results) = (fresh(), fresh());
         let mut kept = 0;
         let mut read = |detokenizer, known: &mut ModelResult| {
             let exam = Exam::new(vec![ExamText { path: path.clone(), detokenizer }], Some(4));
@@ -377,7 +377,7 @@ mod tests {
                 Ok(())
             };
             let cache = folder.path().join("cache");
-            assert!(exam.read_texts(&cache, &trained, known, &mut asked, &mut keep, &mut ()).is_ok());
+            assert!(exam.read_texts(&cache, &trained, known, &mut results, &mut keep, &mut ()).is_ok());
             kept
         };
         let wikitext = Some(Detokenizer::WikiText);
@@ -389,21 +389,24 @@ mod tests {
         assert_eq!([plain.score.words, joined.score.words], [3, 4]);
         assert_eq!([plain, joined].map(|text| (text.score.bytes, text.score.tokens)), [(6, 6); 2]);
         assert_eq!(joined.fingerprint, format!("wikitext:{}", plain.fingerprint));
-        assert_ne!(plain.score.nats, joined.score.nats, "the last two tokens after two more");
+        assert_ne!(
+            plain.score.nats, joined.score.nats,
+            "a full last window has two more tokens before the last two"
+        );
         let json = serde_json::to_value(joined).unwrap();
         assert_eq!(json["detokenizer"], "wikitext");
         assert_eq!(serde_json::from_value::<TextResult>(json).unwrap(), *joined);
         // Text of another kind is refused.
         fs::write(&path, "\n = A = b\n").unwrap();
         let exam = Exam::new(vec![ExamText { path, detokenizer: wikitext }], None);
-        let said = exam.check().unwrap_err().to_string();
-        assert!(said.contains("wiki.txt is not raw wikitext: its first line is not a title"), "{said}");
+        let error = exam.check().unwrap_err().to_string();
+        assert!(error.contains("wiki.txt is not raw wikitext: its first line is not a title"), "{error}");
     }
 
     fn failure(ended: Result<(), Stop<Box<dyn std::error::Error>>>) -> String {
         match ended {
             Err(Stop::Failed(error)) => error.to_string(),
-            _ => panic!("it should fail"),
+            _ => panic!("the evaluation should fail"),
         }
     }
 
@@ -423,16 +426,19 @@ mod tests {
         });
         broken.folder = "runs/broken".into();
         let fresh = || ModelResult::new("m".into(), &broken);
-        let (mut known, mut asked) = (fresh(), fresh());
+        let (mut known, mut results) = (fresh(), fresh());
         let mut keep = |_: &ModelResult| -> Result<(), Box<dyn std::error::Error>> { panic!("nothing to keep") };
         let exam = exam(folder.path(), vec![ExamText { path: text.clone(), detokenizer: None }], 0, &[0]);
-        let said = failure(exam.ask_questions(&broken, &mut known, &mut asked, &mut keep, &mut ()));
+        let error = failure(exam.ask_questions(&broken, &mut known, &mut results, &mut keep, &mut ()));
         let expected = "runs/broken: PIQA, 0-shot: the log-likelihood of a choice of line 2 is NaN";
-        assert!(said.contains(expected), "{said}");
+        assert!(error.contains(expected), "{error}");
         // The test's own cache, not the user's.
         let cache = folder.path().join("cache");
-        let said = failure(exam.read_texts(&cache, &broken, &mut known, &mut asked, &mut keep, &mut ()));
-        assert!(said.contains(&format!("runs/broken: the log-likelihood of {} is NaN", text.display())), "{said}");
-        assert_eq!([&known, &asked], [&fresh(), &fresh()]);
+        let error = failure(exam.read_texts(&cache, &broken, &mut known, &mut results, &mut keep, &mut ()));
+        assert!(
+            error.contains(&format!("runs/broken: the log-likelihood of {} is NaN", text.display())),
+            "{error}"
+        );
+        assert_eq!([&known, &results], [&fresh(), &fresh()]);
     }
 }

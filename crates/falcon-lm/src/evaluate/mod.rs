@@ -10,7 +10,7 @@ mod python_random;
 mod questions;
 mod results;
 
-pub use self::asked::Asked;
+pub use self::asked::ExamFingerprints;
 pub use self::benchmark::{BENCHMARKS, Benchmark};
 pub use self::choices::{BenchmarkResult, Estimate, mean_and_variance};
 pub use self::likelihood::{Likelihood, Request};

@@ -42,7 +42,7 @@ impl Stretch {
     }
 }
 
-/// The score of a text. `monitor` is told the number of tokens done.
+/// The score of a text. The progress that `monitor` receives is the number of tokens predicted so far.
 pub(super) fn text_score(
     model: &Model,
     text: &Tokens,
@@ -138,16 +138,16 @@ mod tests {
     #[test]
     fn every_token_is_predicted_once() {
         let text = tokens(&[letters(5), letters(12), letters(1)]);
-        let of = |reading| -> Vec<(Range<usize>, usize)> {
+        let ranges = |reading| -> Vec<(Range<usize>, usize)> {
             stretches(&text, reading).into_iter().map(|Stretch { read, counted }| (read, counted)).collect()
         };
-        assert_eq!(of(Reading::Whole), [(0..5, 0), (6..18, 6), (19..20, 19)]);
+        assert_eq!(ranges(Reading::Whole), [(0..5, 0), (6..18, 6), (19..20, 19)]);
         let windows = [(0..4, 0), (4..5, 4), (6..10, 6), (10..14, 10), (14..18, 14), (19..20, 19)];
-        assert_eq!(of(Reading::Windows(4)), windows);
+        assert_eq!(ranges(Reading::Windows(4)), windows);
         // The last window of the first document is as long as the one before; the last document is shorter than a
         // window.
         let full = [(0..4, 0), (1..5, 4), (6..10, 6), (10..14, 10), (14..18, 14), (19..20, 19)];
-        assert_eq!(of(Reading::FullWindows(4)), full);
+        assert_eq!(ranges(Reading::FullWindows(4)), full);
     }
 
     /// Long documents in pieces and short ones side by side cost what each costs in one call.
@@ -169,22 +169,22 @@ mod tests {
             .map(|stretch| cost(&model, &text, &[stretch], &mut model.state(1)))
             .sum();
         assert!((score.nats - one_by_one).abs() < 1e-5 * one_by_one, "{} {one_by_one}", score.nats);
-        // The last document by hand: what comes after its beginning and after its first letter.
+        // The last document, of two letters, by hand: each letter is predicted from what is before it.
         let last = text.get(text.documents()[3]..text.totals().tokens);
         let logits = model.run(&last[..2], &Sequences::uniform(1, 2), &mut model.state(1));
-        let said = falcon_nn::predictions(logits, &[Some(last[1]), Some(last[2])]);
-        let by_hand: f64 = said.iter().flatten().map(|prediction| prediction.loss).sum();
+        let predicted = falcon_nn::predictions(logits, &[Some(last[1]), Some(last[2])]);
+        let by_hand: f64 = predicted.iter().flatten().map(|prediction| prediction.loss).sum();
         let read = text.documents()[3]..text.totals().tokens - 1;
         let counted = read.start;
         let one = cost(&model, &text, &[Stretch { read: read.clone(), counted }], &mut model.state(1));
         assert!((one - by_hand).abs() < 1e-5 * by_hand, "{one} {by_hand}");
-        // Of the same, only what comes after the first letter.
+        // The same, without the prediction of the first letter.
         let rest = cost(&model, &text, &[Stretch { read, counted: counted + 1 }], &mut model.state(1));
-        let expected = said[1].as_ref().unwrap().loss;
+        let expected = predicted[1].as_ref().unwrap().loss;
         assert!((rest - expected).abs() < 1e-5 * expected, "{rest} {expected}");
         let windows = text_score(&model, &text, Reading::Windows(16), &mut ()).unwrap();
         assert_eq!(windows.tokens, score.tokens);
-        // A last window of more than one call: what it shares with the one before costs nothing.
+        // A last window of more than one call: the tokens that it shares with the window before are not counted again.
         let mut seen = 0;
         let mut watch = from_fn(|done| {
             seen = done;
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn perplexities_are_counted() {
+    fn perplexities_are_per_token_byte_and_word() {
         let score = TextScore { nats: 8.0 * 2f64.ln(), tokens: 4, bytes: 8, words: 2 };
         let got =
             [score.token_perplexity(), score.byte_perplexity(), score.word_perplexity(), score.bits_per_byte()];

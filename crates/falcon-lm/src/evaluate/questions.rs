@@ -62,9 +62,9 @@ pub enum BenchmarkError {
         path: PathBuf,
         /// The line of the question, counted from 1.
         line: u64,
-        /// How many there are.
+        /// How many different questions there are.
         got: usize,
-        /// How many are needed.
+        /// How many of them are needed.
         needed: usize,
     },
 }
@@ -91,7 +91,7 @@ pub enum QuestionError {
     #[error("there is 1 choice; a question needs 2 or more")]
     OneChoice,
     /// A choice has no text.
-    #[error("choice {0} is empty, counted from 0")]
+    #[error("choice {0}, counted from 0, is empty")]
     EmptyChoice(usize),
     /// There is no alternative.
     #[error("all {0} choices are the same; a question needs 2 different ones")]
@@ -315,8 +315,8 @@ impl Questions {
         random.sample(others.len(), shots).into_iter().map(|place| others[place]).collect()
     }
 
-    /// The requests to a model, for every way to continue every question in turn. `shots` may be no more than the
-    /// file was read for. `monitor` is told the number of questions done.
+    /// The requests to a model, for every way to continue every question in turn. `shots` must not exceed the number
+    /// that the file was read with. `monitor` receives the number of questions done.
     pub fn requests(
         &self,
         tokenizer: &Tokenizer,
@@ -352,7 +352,7 @@ mod tests {
     }
 
     /// The contexts and continuations of all requests, as text.
-    fn asked(name: &str, lines: &str, limit: usize, shots: usize) -> Vec<[String; 2]> {
+    fn request_texts(name: &str, lines: &str, limit: usize, shots: usize) -> Vec<[String; 2]> {
         let bytes = Tokenizer::bytes();
         let requests = read(name, lines, limit, shots).unwrap().requests(&bytes, shots, &mut ()).unwrap();
         requests
@@ -410,7 +410,7 @@ mod tests {
         ];
         for (name, line, context, way, example) in cases {
             let item = &read(name, line, 1, 0).unwrap().asked[0];
-            assert_eq!(asked(name, line, 1, 0)[item.gold()], [context, way], "{name}");
+            assert_eq!(request_texts(name, line, 1, 0)[item.gold()], [context, way], "{name}");
             assert_eq!(item.example(Benchmark::named(name).unwrap().form), example, "{name}");
         }
     }
@@ -426,18 +426,18 @@ mod tests {
 
     /// The names of the examples before each question.
     fn drawn(benchmark: &str, lines: &str, limit: usize, shots: usize) -> Vec<Vec<String>> {
-        let asked = asked(benchmark, lines, limit, shots);
+        let requests = request_texts(benchmark, lines, limit, shots);
         let ways = if benchmark == "lambada_openai" { 1 } else { 2 };
         let names = |context: &String| {
             let examples = context.split("\n\n").map(|example| example.trim_start_matches("Question: "));
             examples.map(|example| example.split([' ', '\n']).next().unwrap().to_string()).collect::<Vec<_>>()
         };
-        asked.iter().step_by(ways).map(|[context, _]| names(context)[..shots].to_vec()).collect()
+        requests.iter().step_by(ways).map(|[context, _]| names(context)[..shots].to_vec()).collect()
     }
 
-    /// By Python: `r = random.Random(1234)`, then for every question `r.sample(range(30), 3)[:2]` where the
-    /// harness draws one too many, `r.sample(range(30), 2)` where it does not; `range(5)` where the examples are
-    /// the questions themselves.
+    /// Computed by Python: `r = random.Random(1234)`, then for every question `r.sample(range(30), 3)[:2]` where the
+    /// harness draws one too many, `r.sample(range(30), 2)` where it does not; `range(5)` where the examples are the
+    /// questions themselves.
     #[test]
     fn examples_are_drawn_as_the_harness_draws_them() {
         let names: Vec<String> = (0..30).map(|i| i.to_string()).collect();
@@ -456,83 +456,97 @@ mod tests {
         for benchmark in ["piqa", "arc_easy"] {
             assert_eq!(drawn(benchmark, &own, 9, 2), others, "{benchmark}");
         }
-        // But not of LAMBADA, of which the first has itself as its second example.
+        // In LAMBADA the question is not left out: the first one has itself as its second example.
         assert_eq!(
             drawn("lambada_openai", &own, 9, 2),
             [["3", "0"], ["0", "4"], ["4", "0"], ["0", "4"], ["2", "1"]]
         );
-        // Only questions that are asked draw, from all of the file: here those of 0 and 2, with 3 0 and 0 4.
+        // With a limit, only the questions that are asked draw examples, but from the whole file: here 0 draws 3 0, and
+        // 2 draws 0 4.
         assert_eq!(drawn("piqa", &own, 2, 1), [["3"], ["0"]]);
     }
 
-    /// Of a, a and b, the first draws both copies of itself, and then again from b alone; the others draw a b and
-    /// b a.
+    /// Of the questions a, a and b, the first draws both copies of itself, and then again from b alone; the others draw
+    /// a b and b a.
     #[test]
     fn copies_of_a_question_are_no_examples() {
         assert_eq!(drawn("piqa", &lines(&["a", "a", "b"], "test"), 9, 1), [["b"], ["b"], ["a"]]);
-        let said = |lines: &str, shots| read("piqa", lines, 9, shots).unwrap_err().to_string();
-        let few = said(&lines(&["b", "a", "a"], "test"), 2);
+        let error = |lines: &str, shots| read("piqa", lines, 9, shots).unwrap_err().to_string();
+        let few = error(&lines(&["b", "a", "a"], "test"), 2);
         assert!(few.contains("2 different questions to draw the examples of line 2 from, 3 are needed"), "{few}");
-        // One more than is needed, from a training split too.
+        // From a training split, too, one example more than needed is drawn.
         let one = lines(&["a"], "train") + &lines(&["b"], "test");
-        assert!(said(&one, 1).contains("1 different questions to draw the examples of line 2 from, 2 are needed"));
-        assert_eq!(drawn("arc_easy", &one, 9, 1), [["a"]], "where the harness draws as many as are needed");
-        assert!(said(&lines(&["a"], "train"), 0).contains("no questions to ask"));
+        assert!(
+            error(&one, 1).contains("1 different questions to draw the examples of line 2 from, 2 are needed")
+        );
+        assert_eq!(
+            drawn("arc_easy", &one, 9, 1),
+            [["a"]],
+            "for ARC-e, the harness draws only as many examples as needed"
+        );
+        assert!(error(&lines(&["a"], "train"), 0).contains("no questions to ask"));
     }
 
     #[test]
-    fn a_part_is_from_all_over_the_file() {
+    fn a_limited_number_of_questions_is_from_all_over_the_file() {
         let line = |i: usize| format!(r#"{{"question": "q{i}", "choices": ["a", "b"], "gold": 0}}"#) + "\n\n";
         let file: String = (0..10).map(line).collect();
         let contexts = |limit| -> Vec<String> {
-            asked("openbookqa", &file, limit, 0).into_iter().step_by(2).map(|[context, _]| context).collect()
+            request_texts("openbookqa", &file, limit, 0)
+                .into_iter()
+                .step_by(2)
+                .map(|[context, _]| context)
+                .collect()
         };
         assert_eq!(contexts(4), ["q0", "q2", "q5", "q7"]);
         assert_eq!((contexts(10).len(), contexts(99).len()), (10, 10));
     }
 
-    /// Another right answer, other choices or other examples make another fingerprint.
     #[test]
-    fn fingerprints_differ() {
-        let of = |gold: usize, choices: &str, example: &str| {
+    fn fingerprints_depend_on_right_answers_choices_and_examples() {
+        let fingerprint = |gold: usize, choices: &str, example: &str| {
             let line = format!(r#"{{"question": "q", "choices": {choices}, "gold": {gold}}}"#);
             let questions = read("arc_easy", &(lines(&[example], "train") + &line), 9, 1).unwrap();
             questions.fingerprint(&questions.requests(&Tokenizer::bytes(), 1, &mut ()).unwrap())
         };
-        let known = of(0, r#"["a", "b"]"#, "e");
-        assert_eq!(known, of(0, r#"["a", "b"]"#, "e"));
-        for other in [of(1, r#"["a", "b"]"#, "e"), of(0, r#"["a", "c"]"#, "e"), of(0, r#"["a", "b"]"#, "f")] {
-            assert_ne!(known, other);
+        let original = fingerprint(0, r#"["a", "b"]"#, "e");
+        assert_eq!(original, fingerprint(0, r#"["a", "b"]"#, "e"));
+        for other in [
+            fingerprint(1, r#"["a", "b"]"#, "e"),
+            fingerprint(0, r#"["a", "c"]"#, "e"),
+            fingerprint(0, r#"["a", "b"]"#, "f"),
+        ] {
+            assert_ne!(original, other);
         }
     }
 
     #[test]
-    fn wrong_lines_say_what_is_wrong() {
-        let said = |name: &str, text: &str| read(name, text, usize::MAX, 0).unwrap_err().to_string();
+    fn errors_say_what_is_wrong_with_a_line() {
+        let error = |name: &str, text: &str| read(name, text, usize::MAX, 0).unwrap_err().to_string();
         let good = r#"{"question": "q", "choices": ["a", "b"], "gold": 1}"#;
-        let wrong = said("piqa", &format!("{good}\n{{\"question\": \"q\", \"gold\": 0}}"));
+        let wrong = error("piqa", &format!("{good}\n{{\"question\": \"q\", \"gold\": 0}}"));
         assert!(wrong.contains("line 2") && wrong.contains("no \"choices\""), "{wrong}");
-        let cut = said("piqa", &format!("{good}\n{}", &good[..good.len() - 1]));
+        let cut = error("piqa", &format!("{good}\n{}", &good[..good.len() - 1]));
         assert!(cut.ends_with("line 2: EOF while parsing an object, column 50"), "{cut}");
-        assert!(said("piqa", &good.replace("1}", "2}")).contains("gold is 2, and there are 2 choices"));
-        assert!(said("piqa", "").contains("no questions to ask"));
-        assert!(said("winogrande", good).contains("no \"contexts\""));
+        assert!(error("piqa", &good.replace("1}", "2}")).contains("gold is 2, and there are 2 choices"));
+        assert!(error("piqa", "").contains("no questions to ask"));
+        assert!(error("winogrande", good).contains("no \"contexts\""));
         // A single choice would always be right, of a question and of an example.
         let single = good.replace(r#""a", "b"], "gold": 1"#, r#""a"], "gold": 0"#);
         for single in [single.clone(), single.replace('{', r#"{"split": "train", "#)] {
-            let wrong = said("arc_easy", &format!("{good}\n\n{single}"));
+            let wrong = error("arc_easy", &format!("{good}\n\n{single}"));
             assert!(wrong.ends_with("line 3: there is 1 choice; a question needs 2 or more"), "{wrong}");
         }
         let contexts = r#"{"contexts": ["so Ann"], "continuation": "won.", "gold": 0}"#;
-        assert!(said("winogrande", contexts).contains("line 1: there is 1 choice"));
-        assert!(said("piqa", &good.replace(r#""a", "b""#, "")).contains("there are 0 choices"));
-        let empty = said("piqa", &format!("{good}\n{}", good.replace(r#""b""#, r#"" ""#)));
-        assert!(empty.ends_with("line 2: choice 1 is empty, counted from 0"), "{empty}");
-        let same = said("piqa", &good.replace(r#""a", "b""#, r#""a", "a", "a""#));
+        assert!(error("winogrande", contexts).contains("line 1: there is 1 choice"));
+        assert!(error("piqa", &good.replace(r#""a", "b""#, "")).contains("there are 0 choices"));
+        let empty = error("piqa", &format!("{good}\n{}", good.replace(r#""b""#, r#"" ""#)));
+        assert!(empty.ends_with("line 2: choice 1, counted from 0, is empty"), "{empty}");
+        let same = error("piqa", &good.replace(r#""a", "b""#, r#""a", "a", "a""#));
         assert!(same.ends_with("line 1: all 3 choices are the same; a question needs 2 different ones"), "{same}");
         // As ARC-easy has it.
         assert!(read("piqa", &good.replace(r#""a", "b""#, r#""a", "b", "a""#), usize::MAX, 0).is_ok());
         let same = r#"{"contexts": ["so Ann", "so Ann"], "continuation": "won.", "gold": 0}"#;
-        assert!(said("winogrande", same).contains("all 2 choices are the same"));
+        assert!(error("winogrande", same).contains("all 2 choices are the same"));
     }
 }

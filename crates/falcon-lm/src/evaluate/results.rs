@@ -47,11 +47,11 @@ impl ResultsFile {
         Ok(Self { path: Some(path.into()), models })
     }
 
-    /// Removes the results of the model called `name`, to be extended and put back. They are empty if they are
-    /// missing, or of other weights.
+    /// Removes the results of the model called `name`, to be extended and put back. If there are none, or they are of
+    /// other weights, the results are empty.
     pub fn take(&mut self, name: &str, trained: &Trained) -> ModelResult {
-        let known = self.models.iter().position(|result| result.model == name).map(|at| self.models.remove(at));
-        let same = known.filter(|result| result.weights == trained.weights);
+        let recorded = self.models.iter().position(|result| result.model == name).map(|at| self.models.remove(at));
+        let same = recorded.filter(|result| result.weights == trained.weights);
         same.unwrap_or_else(|| ModelResult::new(name.into(), trained))
     }
 

@@ -11,8 +11,10 @@ pub use self::sampling::{Sampling, SamplingError};
 pub use self::stream::{Stream, StreamError};
 pub use self::text::{Continuation, EndedBy};
 
-/// Continues sequences side by side. `on_token` is called with each sequence's number, counted from `first`, and its
-/// next token, and ends the sequence by returning false. Every sequence must have at least one token.
+/// Continues several sequences at the same time, by one token each per step. For every generated token, `on_token` is
+/// called with the number of its sequence, counted from `first`, and the token. When `on_token` returns false, the
+/// sequence ends. Every sequence must have at least one token. Returns the sequences with their new tokens, in the
+/// order in which they were given.
 pub fn generate(
     model: &Model,
     streams: Vec<Stream>,
@@ -72,7 +74,7 @@ mod tests {
     use burn::tensor::Device;
     use falcon_nn::ModelConfig;
 
-    use super::stream::TOKENS;
+    use super::stream::MOST_TOKENS;
     use super::*;
     use crate::monitor::from_fn;
 
@@ -93,16 +95,16 @@ mod tests {
         sampling: &Sampling,
         counts: &[usize],
     ) -> (Vec<Vec<u32>>, Vec<Stream>) {
-        let mut said = vec![Vec::new(); streams.len()];
+        let mut generated = vec![Vec::new(); streams.len()];
         let streams = generate(model, streams, sampling, 0, |sequence, token| {
-            said[sequence].push(token);
-            said[sequence].len() < counts[sequence]
+            generated[sequence].push(token);
+            generated[sequence].len() < counts[sequence]
         });
-        (said, streams)
+        (generated, streams)
     }
 
     #[test]
-    fn saved_and_restored_is_as_if_uninterrupted() {
+    fn a_restored_sequence_continues_as_an_uninterrupted_one() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("state.safetensors");
         let sampling = Sampling { repetition_penalty: 1.3, top_k: NonZeroUsize::new(20), ..Sampling::default() };
@@ -121,12 +123,12 @@ mod tests {
             assert!(other.contains("fingerprint abc, but this model's weights have abd"), "{other}");
         }
         model("retnet").save_state(&model("retnet").state(1), &path).unwrap();
-        let said = Stream::load(&model("retnet"), "abc", &path).unwrap_err().to_string();
-        assert!(said.contains("does not name its model"), "{said}");
+        let message = Stream::load(&model("retnet"), "abc", &path).unwrap_err().to_string();
+        assert!(message.contains("does not name its model"), "{message}");
     }
 
     #[test]
-    fn side_by_side_is_one_by_one() {
+    fn sequences_continued_together_equal_those_continued_alone() {
         for preset in ["falcon-3.3", "transformer"] {
             let model = model(preset);
             let prompts: [&[u32]; 3] = [&[1, 2, 3], &[7], &[9, 9, 4, 2, 5, 1]];
@@ -144,7 +146,7 @@ mod tests {
     #[test]
     fn long_texts_are_read_in_pieces() {
         let model = model("falcon-1.3");
-        let tokens: Vec<u32> = (0..2 * TOKENS as u32 + 77).map(|i| i * i % 30).collect();
+        let tokens: Vec<u32> = (0..2 * MOST_TOKENS as u32 + 77).map(|i| i * i % 30).collect();
         let whole = stream(&model, &tokens);
         let mut parts = Stream::new(&model);
         for part in [&tokens[..1], &tokens[1..6000], &tokens[6000..]] {
@@ -152,9 +154,11 @@ mod tests {
         }
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
         assert_eq!((parts.position(), parts.bytes()), (tokens.len(), stream(&model, &[1, 2]).bytes()));
-        let said = |stream: Stream| continued(&model, vec![stream], &greedy, &[5]).0;
-        assert_eq!(said(parts), said(whole));
+        let generated = |stream: Stream| continued(&model, vec![stream], &greedy, &[5]).0;
+        assert_eq!(generated(parts), generated(whole));
         let mut stopped = Stream::new(&model);
-        assert!(stopped.read(&model, &tokens, &mut from_fn(|_| false)).is_err() && stopped.position() == TOKENS);
+        assert!(
+            stopped.read(&model, &tokens, &mut from_fn(|_| false)).is_err() && stopped.position() == MOST_TOKENS
+        );
     }
 }

@@ -67,7 +67,7 @@ impl Sampling {
         check("repetition-penalty", good, "from 0.01 to 100", repetition_penalty)
     }
 
-    /// Draws the next token of a sequence. `seen` tells which tokens have occurred in it. A draw depends only on the
+    /// Draws the next token of a sequence. `seen` marks the tokens that have occurred in it. A draw depends only on the
     /// seed, the sequence's number and the position, so that a sequence resumed from a saved state gets the same
     /// tokens as an uninterrupted one.
     pub(super) fn choose(&self, logits: &[f32], seen: &[bool], sequence: usize, position: usize) -> u32 {
@@ -106,8 +106,8 @@ impl Sampling {
         Candidate { logit, token }
     }
 
-    /// The definition: sorts all candidates by likelihood and returns the weights of the nucleus, which they begin
-    /// with.
+    /// The definition of the nucleus: sorts all candidates by likelihood, so that the nucleus comes first, and returns
+    /// the weights of the nucleus.
     fn nucleus_by_sorting(&self, candidates: &mut [Candidate], weight: impl Fn(&Candidate) -> f64) -> Vec<f64> {
         candidates.sort_unstable_by(Candidate::by_likelihood);
         let mut weights: Vec<f64> = candidates.iter().map(weight).collect();
@@ -235,12 +235,12 @@ mod tests {
     }
 
     #[test]
-    fn draws_keep_to_their_bounds() {
+    fn draws_follow_the_probabilities_and_the_options() {
         let logits = [1.0, 3.0, 2.0, -1.0, 2.5];
-        let nothing = [false; 5];
+        let unseen = [false; 5];
         let drawn = |sampling: &Sampling| -> Vec<usize> {
             let mut counts = vec![0; 5];
-            (0..4000).for_each(|position| counts[sampling.choose(&logits, &nothing, 0, position) as usize] += 1);
+            (0..4000).for_each(|position| counts[sampling.choose(&logits, &unseen, 0, position) as usize] += 1);
             counts
         };
         let all = Sampling { temperature: 1.0, top_p: 1.0, ..Sampling::default() };
@@ -256,10 +256,10 @@ mod tests {
         assert!(nucleus[1] > 0 && nucleus[4] > 0 && nucleus[0] + nucleus[2] + nucleus[3] == 0, "{nucleus:?}");
         assert_eq!(drawn(&Sampling { top_p: 0.1, ..all.clone() })[1], 4000);
         assert_eq!(drawn(&Sampling { temperature: 0.0, ..all.clone() })[1], 4000);
-        let mut seen = nothing;
+        let mut seen = unseen;
         (seen[1], seen[4]) = (true, true);
         let greedy = Sampling { temperature: 0.0, repetition_penalty: 2.0, ..all.clone() };
-        assert_eq!(greedy.choose(&logits, &seen, 0, 0), 2, "what was said is less likely");
+        assert_eq!(greedy.choose(&logits, &seen, 0, 0), 2, "tokens that have occurred are less likely");
         assert_ne!(drawn(&all), drawn(&Sampling { seed: 1, ..all.clone() }));
         assert_eq!(drawn(&all), drawn(&all));
         for bad in [
@@ -271,7 +271,8 @@ mod tests {
         }
     }
 
-    /// However many there are; and the first draw what they always drew.
+    /// No two sequences have the same draws, however many sequences there are, and the draws of a sequence are those of
+    /// earlier versions.
     #[test]
     fn every_sequence_has_draws_of_its_own() {
         let sampling = Sampling { temperature: 1.0, top_p: 1.0, seed: 5, ..Sampling::default() };

@@ -19,7 +19,7 @@ pub struct Stream {
 }
 
 /// The most tokens that are read in one call.
-pub(super) const TOKENS: usize = 4096;
+pub(super) const MOST_TOKENS: usize = 4096;
 
 /// Keys of the metadata that a state file has in addition to the state of the model: the fingerprint of the model's
 /// weights, the last token if there is one, and one bit for each token of the vocabulary, set if it has occurred, in
@@ -49,11 +49,11 @@ impl Stream {
         self.state.bytes()
     }
 
-    /// Appends tokens to the sequence. `monitor` is told the number of tokens read. When it cancels, what has been
-    /// read by then stays read.
+    /// Appends tokens to the sequence. The number of tokens read is reported to `monitor`. If `monitor` cancels, the
+    /// tokens that have been read by then remain part of the sequence.
     pub fn read(&mut self, model: &Model, tokens: &[u32], monitor: &mut dyn Monitor) -> Result<(), Cancelled> {
         let mut done = 0;
-        for piece in tokens.chunks(TOKENS.min(tokens_per_call(model))) {
+        for piece in tokens.chunks(MOST_TOKENS.min(tokens_per_call(model))) {
             piece.iter().for_each(|token| self.seen[*token as usize] = true);
             let (last, before) = piece.split_last().expect("pieces are not empty");
             let read: Vec<u32> = self.last.replace(*last).into_iter().chain(before.iter().copied()).collect();
@@ -93,7 +93,8 @@ impl Stream {
             },
         };
         let seen = texts.remove(SEEN).and_then(|text| from_hex(&text, vocabulary));
-        let seen = seen.ok_or_else(|| bad("it does not tell which tokens of the vocabulary occurred".into()))?;
+        let seen =
+            seen.ok_or_else(|| bad("its list of the tokens that have occurred is missing or invalid".into()))?;
         let state = model.import_state(file, path)?;
         match state.positions().len() {
             1 => Ok(Self { state, last, seen }),

@@ -151,7 +151,11 @@ mod tests {
         assert_eq!(run(&["aab"], &["aa", "a", "b"]), ("a".into(), true));
         assert_eq!(run(&["x", "é!"], &["caf", "é", "? no"]), ("café? no".into(), false));
         assert_eq!(run(&[""], &["all"]), ("all".into(), false));
-        assert_eq!(run(&["two", "on"], &["one two"]), (String::new(), true), "the first to come");
+        assert_eq!(
+            run(&["two", "on"], &["one two"]),
+            (String::new(), true),
+            "the stop string that comes first ends the text"
+        );
     }
 
     #[test]
@@ -175,7 +179,7 @@ mod tests {
         assert_eq!(
             run(&["cd"], 3, &tokens("abcdef")),
             ("abc".into(), Some(EndedBy::Length)),
-            "what is held is shown"
+            "text that was held back is shown"
         );
         assert_eq!(run(&["cd"], 9, &tokens("abcdef")), ("ab".into(), Some(EndedBy::Stop)));
         assert_eq!(run(&["cd"], 9, &tokens("abc")), ("ab".into(), None));

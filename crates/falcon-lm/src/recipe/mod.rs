@@ -43,13 +43,13 @@ pub struct TrainConfig {
     pub optimizer: AdamWConfig,
     /// Global gradient norm above which gradients are scaled down.
     pub clip: f64,
-    /// Stop when the loss exceeds its recent mean by this factor and is worse than guessing; none never stops. Written
-    /// as 0 in a configuration file.
+    /// The run stops when the loss exceeds its recent mean by this factor and is also worse than guessing. `None`,
+    /// which is written as 0 in a configuration file, switches this check off.
     #[serde(with = "zero_is_none")]
     pub spike: Option<f64>,
     /// Steps between evaluations.
     pub eval_every: u64,
-    /// Steps between checkpoints. Each best evaluation and the last step are saved as well.
+    /// Steps between checkpoints. A checkpoint is also saved after every best evaluation and after the last step.
     pub save_every: u64,
     /// Number of recent checkpoints to keep besides the best one.
     pub keep: usize,
@@ -144,7 +144,7 @@ impl TrainConfig {
     }
 }
 
-/// An optional number, where 0 stands for none.
+/// An optional number that is written as 0 where it is `None`.
 mod zero_is_none {
     use serde::{Deserialize, Deserializer, Serializer};
 
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_spike_is_written_as_zero() {
+    fn a_missing_spike_factor_is_written_as_zero() {
         for (spike, written) in [(None, 0.0), (Some(4.0), 4.0)] {
             let config = TrainConfig { spike, ..TrainConfig::default() };
             let json = serde_json::to_value(&config).unwrap();
@@ -170,7 +170,8 @@ mod tests {
             assert_eq!(serde_json::from_value::<TrainConfig>(json).unwrap(), config);
             assert_eq!(config.validate(), Ok(()));
         }
-        let said = TrainConfig { spike: Some(0.5), ..TrainConfig::default() }.validate().unwrap_err().to_string();
-        assert_eq!(said, "train.spike must be above 1, or 0, got 0.5");
+        let message =
+            TrainConfig { spike: Some(0.5), ..TrainConfig::default() }.validate().unwrap_err().to_string();
+        assert_eq!(message, "train.spike must be above 1, or 0, got 0.5");
     }
 }

@@ -51,7 +51,7 @@ impl Schedule {
             let range = "between 0 and 1";
             return Err(ScheduleError::Number { name: "final_fraction", range, got: final_fraction });
         }
-        // More than any run has, and small enough for TOML's integers.
+        // The limit is more than any run needs, and fits into TOML's integers.
         if !(1..=1 << 40).contains(&steps) {
             let range = "at least 1 and at most 2^40";
             return Err(ScheduleError::Number { name: "steps", range, got: steps as f64 });
@@ -100,28 +100,29 @@ mod tests {
     const RUN: Schedule = Schedule { lr: 1e-3, final_fraction: 0.1, warmup: 10, steps: 110 };
 
     #[test]
-    fn up_in_a_line_and_down_in_a_cosine() {
+    fn warm_up_is_linear_and_decay_is_a_cosine() {
         assert_eq!(RUN.at(0), 1e-4);
         assert_eq!(RUN.at(4), 5e-4);
         assert_eq!(RUN.at(9), 1e-3);
         assert_eq!(RUN.at(10), 1e-3);
         assert!((RUN.at(60) - 5.5e-4).abs() < 1e-12);
         assert!((RUN.at(110) - 1e-4).abs() < 1e-12);
-        assert_eq!(RUN.at(110), RUN.at(1000), "and stays there");
+        assert_eq!(RUN.at(110), RUN.at(1000), "the rate is constant after the last step");
         assert!((0..9).all(|step| RUN.at(step) < RUN.at(step + 1)));
         assert!((10..110).all(|step| RUN.at(step) > RUN.at(step + 1)));
     }
 
     #[test]
-    fn impossible_schedules_say_why() {
-        let said = |schedule: Schedule| schedule.validate().unwrap_err().to_string();
+    fn impossible_schedules_are_refused_with_the_reason() {
+        let message = |schedule: Schedule| schedule.validate().unwrap_err().to_string();
         assert_eq!(RUN.validate(), Ok(()));
-        assert_eq!(said(Schedule { lr: -1.0, ..RUN }), "train.lr must be above 0, got -1");
-        assert!(said(Schedule { lr: f64::NAN, ..RUN }).contains("NaN"));
-        assert!(said(Schedule { final_fraction: 2.0, ..RUN }).contains("between 0 and 1, got 2"));
-        assert!(said(Schedule { steps: 0, warmup: 0, ..RUN }).contains("steps must be at least 1"));
+        assert_eq!(message(Schedule { lr: -1.0, ..RUN }), "train.lr must be above 0, got -1");
+        assert!(message(Schedule { lr: f64::NAN, ..RUN }).contains("NaN"));
+        assert!(message(Schedule { final_fraction: 2.0, ..RUN }).contains("between 0 and 1, got 2"));
+        assert!(message(Schedule { steps: 0, warmup: 0, ..RUN }).contains("steps must be at least 1"));
         assert!(
-            said(Schedule { warmup: 111, ..RUN }).contains("train.warmup = 111 is longer than train.steps = 110")
+            message(Schedule { warmup: 111, ..RUN })
+                .contains("train.warmup = 111 is longer than train.steps = 110")
         );
         let short = Schedule { warmup: 3, steps: 3, ..RUN };
         assert_eq!((short.validate(), short.at(2)), (Ok(()), 1e-3));

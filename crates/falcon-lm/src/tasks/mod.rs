@@ -123,7 +123,7 @@ impl TaskConfig {
     }
 
     /// Opens the task, with the tokenizer that [`TaskConfig::open_tokenizer`] returned. Text that has not been encoded
-    /// before is encoded now; `monitor` is told the bytes of text done.
+    /// before is encoded now, and the number of bytes encoded is reported to `monitor`.
     pub fn open(&self, tokenizer: Tokenizer, monitor: &mut dyn Monitor) -> Result<Box<dyn Task>, TaskError> {
         self.validate()?;
         Ok(match self {

@@ -63,7 +63,7 @@ pub trait Task: Send {
         BTreeMap::new()
     }
 
-    /// Tokens of one epoch; none for a task that generates new samples for ever.
+    /// Tokens of one epoch; `None` for a task that generates new samples without end.
     fn epoch(&self) -> Option<usize> {
         None
     }
@@ -81,7 +81,7 @@ pub trait Task: Send {
         BTreeMap::new()
     }
 
-    /// What a checkpoint keeps for [`Task::restore`].
+    /// The state of the task that a checkpoint saves, for [`Task::restore`].
     fn state(&self) -> Value {
         Value::Null
     }

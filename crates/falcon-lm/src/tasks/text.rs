@@ -22,7 +22,7 @@ pub(crate) struct Text {
     config: TextConfig,
     tokenizer: Tokenizer,
     train: Vec<TextPart>,
-    /// None if the ends of the training texts are held out instead.
+    /// The text to validate on; `None` if the ends of the training texts are held out instead.
     valid: Option<Tokens>,
     /// The shuffled windows of the epoch that was drawn from last.
     order: Option<EpochOrder>,
@@ -55,8 +55,9 @@ impl TextPart {
         Self { tokens, trained, windows, drawn }
     }
 
-    /// The window that is drawn at `place` of an epoch. An epoch that does not draw all windows continues where the one
-    /// before ended, with a stride that spreads its windows over the whole text.
+    /// The window that is drawn at `place` among the draws of this text in an epoch. If an epoch does not draw all
+    /// windows equally often, it continues where the previous epoch ended, with a stride that spreads its windows over
+    /// the whole text.
     fn window(&self, epoch: u64, place: u64) -> u64 {
         let number = (u128::from(epoch) * u128::from(self.drawn) + u128::from(place)) % u128::from(self.windows);
         match self.drawn.is_multiple_of(self.windows) {
@@ -66,8 +67,8 @@ impl TextPart {
     }
 }
 
-/// A stride that visits all of `count` places before it visits one again, and takes places far apart one after the
-/// other.
+/// A stride that visits each of `count` places once before it visits any of them again. Places visited one after the
+/// other are far apart.
 fn stride(count: u64) -> u64 {
     const GOLDEN: f64 = 0.618_033_988_749_895;
     let coprime = |step: &u64| {
@@ -83,7 +84,7 @@ fn stride(count: u64) -> u64 {
 }
 
 impl Text {
-    /// Opens the tokens of the configured files. `monitor` is told the bytes of text that are encoded.
+    /// Opens the tokens of the configured files. The number of bytes encoded is reported to `monitor`.
     pub fn open(config: &TextConfig, tokenizer: Tokenizer, monitor: &mut dyn Monitor) -> Result<Self, TaskError> {
         let folder = cache_folder().map_err(|error| TaskError::Data { name: "train", source: Box::new(error) })?;
         Self::open_in(config, tokenizer, &folder, monitor)
@@ -95,17 +96,17 @@ impl Text {
         cache: &Path,
         monitor: &mut dyn Monitor,
     ) -> Result<Self, TaskError> {
-        let nameless = config.train.iter().any(|text| text.path.as_os_str().is_empty());
-        if nameless || config.train.iter().len() == 0 {
+        let empty_path = config.train.iter().any(|text| text.path.as_os_str().is_empty());
+        if empty_path || config.train.iter().len() == 0 {
             return Err(TaskError::NoData { name: "train" });
         }
         let mut open = |name: &'static str, path: &Path| {
-            let data = |error| TaskError::Data { name, source: Box::new(error) };
+            let data_error = |error| TaskError::Data { name, source: Box::new(error) };
             if path.parent() == Some(cache) && !path.exists() {
                 return Err(TaskError::StdinGone { path: path.into() });
             }
-            let source = Source::find(path, monitor).map_err(|error| data(error.into()))?;
-            Tokens::open(&source, &tokenizer, cache, config.check, monitor).map_err(data)
+            let source = Source::find(path, monitor).map_err(|error| data_error(error.into()))?;
+            Tokens::open(&source, &tokenizer, cache, config.check, monitor).map_err(data_error)
         };
         let all: Vec<Tokens> =
             config.train.iter().map(|text| open("train", &text.path)).collect::<Result<_, _>>()?;
@@ -163,8 +164,8 @@ impl Text {
         }
     }
 
-    /// The text and the first token of sequence number `index` of a run. Every epoch draws all windows, each as often
-    /// as the weight of its text says, in an order of its own.
+    /// The index of the text and the position of the first token, for sequence number `index` of a run. Every epoch
+    /// draws the windows of each text as often as the weight of the text says, in a new random order.
     fn window(&mut self, seed: u64, index: u64) -> (usize, usize) {
         let all: u64 = self.train.iter().map(|part| part.drawn).sum();
         let (epoch, place) = (index / all, (index % all) as usize);
@@ -202,11 +203,12 @@ fn sequences(tokens: &Tokens, start: usize, length: usize) -> Vec<(Vec<u32>, Vec
     cuts.windows(2).map(part).collect()
 }
 
-/// Name of the recorded value that can be compared between tokenizers.
+/// Name of the recorded bits per byte, which can be compared between tokenizers.
 pub(crate) const BITS_PER_BYTE: &str = "bits per byte";
 
 /// Perplexities per token, byte and word, from the loss per token. Only those per byte and word can be compared between
-/// tokenizers. Tokens per byte and per word are those of the whole text, of which an evaluation may read a part.
+/// tokenizers. The numbers of tokens per byte and per word are those of the whole text, even if an evaluation reads
+/// only a part of it.
 fn perplexities(loss: f64, totals: Totals) -> BTreeMap<String, f64> {
     let Totals { tokens, documents, bytes, words } = totals;
     let tokens = tokens - documents;
@@ -234,16 +236,16 @@ impl Task for Text {
         let (length, held_out) = (self.config.length, self.held_out());
         let windows_of = |range: &Range<usize>| range.len().saturating_sub(1) / length;
         let windows: usize = held_out.iter().map(|(_, range)| windows_of(range)).sum();
-        // Spread evenly over the whole text.
+        // The sequences are spread evenly over the whole text.
         let count = windows.min(self.config.eval_sequences);
         let sequence = |i: usize| {
             let mut window = i * windows / count;
             for (tokens, range) in &held_out {
-                let here = windows_of(range);
-                if window < here {
+                let in_range = windows_of(range);
+                if window < in_range {
                     return sequences(tokens, range.start + window * length, length);
                 }
-                window -= here;
+                window -= in_range;
             }
             unreachable!("the windows of all texts are counted")
         };
@@ -268,7 +270,7 @@ impl Task for Text {
         Some(&self.tokenizer)
     }
 
-    /// Fingerprints of the data, so that a run is not resumed with other text under the same name.
+    /// Fingerprints of the data, so that a run is not resumed with files whose content has changed.
     fn state(&self) -> Value {
         let valid = self.valid.as_ref().map(Tokens::fingerprint);
         let train: Vec<&str> = self.train.iter().map(|part| part.tokens.fingerprint()).collect();
@@ -304,7 +306,7 @@ mod tests {
     use crate::data::keep_text;
     use crate::tasks::{TaskConfig, TrainText};
 
-    /// Opens a configuration with a cache of the test's own.
+    /// Opens a configuration with the given cache folder instead of the user's.
     fn open(config: &TextConfig, cache: &Path) -> Result<Text, TaskError> {
         Text::open_in(config, Tokenizer::open(&config.tokenizer).unwrap(), cache, &mut ())
     }
@@ -323,16 +325,17 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_takes_every_window_once() {
+    fn an_epoch_draws_every_window_once() {
         let mut text = text(&[("a.txt", &letters(239))], 10).unwrap();
         assert_eq!((text.train[0].trained, text.held_out()[0].1.clone()), (228, 228..240));
-        let mut starts = |pass: u64| -> Vec<usize> { (0..22).map(|i| text.window(3, pass * 22 + i).1).collect() };
+        let mut starts =
+            |epoch: u64| -> Vec<usize> { (0..22).map(|i| text.window(3, epoch * 22 + i).1).collect() };
         let (first, second) = (starts(0), starts(1));
         let sorted = |mut starts: Vec<usize>| {
             starts.sort_unstable();
             starts
         };
-        assert_ne!(first, second, "in an order of its own");
+        assert_ne!(first, second, "every epoch has a different order");
         assert_eq!(sorted(first), (0..22).map(|i| 10 * i).collect::<Vec<_>>());
         assert_eq!(sorted(second), (0..22).map(|i| 10 * i).collect::<Vec<_>>());
     }
@@ -346,17 +349,17 @@ mod tests {
         for step in 0..18 {
             assert_eq!(at(&mut through, step), at(&mut fresh(), step), "step {step}");
         }
-        assert_eq!(at(&mut through, 2), at(&mut fresh(), 2), "back again");
+        assert_eq!(at(&mut through, 2), at(&mut fresh(), 2), "an earlier step, drawn again");
     }
 
     /// Versions that could read only one text drew a shuffle of all windows in every epoch.
     #[test]
-    fn a_single_text_is_drawn_as_ever() {
+    fn a_single_text_is_drawn_as_in_earlier_versions() {
         let mut text = text(&[("a.txt", &letters(239))], 10).unwrap();
-        for pass in 0..3 {
+        for epoch in 0..3 {
             let mut expected: Vec<u32> = (0..22).collect();
-            expected.shuffle(&mut rng(3, pass));
-            let got: Vec<usize> = (0..22).map(|i| text.window(3, pass as u64 * 22 + i).1).collect();
+            expected.shuffle(&mut rng(3, epoch));
+            let got: Vec<usize> = (0..22).map(|i| text.window(3, epoch as u64 * 22 + i).1).collect();
             assert_eq!(got, expected.iter().map(|window| *window as usize * 10).collect::<Vec<_>>());
         }
     }
@@ -375,21 +378,21 @@ mod tests {
     #[test]
     fn weights_say_how_often_a_text_is_drawn() {
         let folder = tempfile::tempdir().unwrap();
-        for (weights, drawn, passes) in
+        for (weights, drawn, epochs) in
             [([1.0, 1.0], [22, 10], 1), ([2.0, 1.0], [44, 10], 1), ([0.5, 3.0], [11, 30], 2)]
         {
             let mut text = weighted(weights, folder.path()).unwrap();
             let all = drawn[0] + drawn[1];
             let mut counts = BTreeMap::new();
-            for pass in 0..passes {
-                let windows: Vec<_> = (0..all).map(|i| text.window(7, pass * all + i)).collect();
+            for epoch in 0..epochs {
+                let windows: Vec<_> = (0..all).map(|i| text.window(7, epoch * all + i)).collect();
                 assert_eq!(windows.iter().filter(|(part, _)| *part == 0).count() as u64, drawn[0], "{weights:?}");
                 windows.into_iter().for_each(|window| *counts.entry(window).or_insert(0.0) += 1.0);
             }
-            // Every window as often as its text's weight says, over so many passes.
+            // Over all epochs, every window is drawn as often as the weight of its text says.
             assert_eq!(counts.len(), 32, "{weights:?}");
             for ((part, start), count) in counts {
-                assert_eq!(count, weights[part] * passes as f64, "{weights:?}: window {start} of {part}");
+                assert_eq!(count, weights[part] * epochs as f64, "{weights:?}: window {start} of {part}");
             }
         }
         let text = weighted([1.0, 1.0], folder.path()).unwrap();
@@ -397,40 +400,40 @@ mod tests {
         assert_eq!(
             text.splits()[0].groups[0].1.tokens.len(),
             10,
-            "the end of the first has one window, of the second none"
+            "the held-out end of the first text has one window, that of the second has none"
         );
     }
 
     #[test]
-    fn a_text_is_not_learnt_twice_by_two_names() {
+    fn a_file_under_two_paths_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         drop(weighted([1.0, 1.0], folder.path()));
         let [all, one] = ["", "a.txt"].map(|name| TrainText { path: folder.path().join(name), weight: 1.0 });
         let config = TextConfig { train: vec![all, one].into(), length: 10, ..TextConfig::default() };
-        let said = open(&config, &folder.path().join("cache")).unwrap_err().to_string();
-        assert!(said.contains("a.txt is named twice") && said.contains("weight"), "{said}");
+        let message = open(&config, &folder.path().join("cache")).unwrap_err().to_string();
+        assert!(message.contains("a.txt is named twice") && message.contains("weight"), "{message}");
     }
 
     #[test]
     fn weights_have_limits() {
         for weight in [0.0, -1.0, f64::INFINITY, f64::NAN, 1001.0] {
             let train = vec![TrainText { path: "a".into(), weight }];
-            let said =
+            let message =
                 TextConfig { train: train.into(), ..TextConfig::default() }.validate().unwrap_err().to_string();
-            assert!(said.contains("task.train") && said.contains("for a"), "{said}");
+            assert!(message.contains("task.train") && message.contains("for a"), "{message}");
         }
     }
 
     #[test]
-    fn text_of_stdin_that_is_gone_says_how_to_give_it_again() {
+    fn a_missing_copy_of_stdin_says_how_to_give_the_text_again() {
         let folder = tempfile::tempdir().unwrap();
         let cache = folder.path().join("cache");
         let path = keep_text(letters(239).as_bytes(), &cache).unwrap();
         let config = TextConfig { train: path.as_path().into(), length: 10, ..TextConfig::default() };
         assert!(open(&config, &cache).is_ok());
         std::fs::remove_file(&path).unwrap();
-        let said = open(&config, &cache).unwrap_err().to_string();
-        assert!(said.contains("standard input") && said.contains("task.train=-"), "{said}");
+        let message = open(&config, &cache).unwrap_err().to_string();
+        assert!(message.contains("standard input") && message.contains("task.train=-"), "{message}");
     }
 
     #[test]
@@ -452,7 +455,7 @@ mod tests {
         assert_eq!(
             sequences(&text.train[0].tokens, 12, 1),
             [(vec![256], vec![Some(97)])],
-            "also where one begins a window"
+            "a document that begins at the start of a window"
         );
     }
 
@@ -469,18 +472,18 @@ mod tests {
     }
 
     #[test]
-    fn perplexity_is_counted_in_tokens_bytes_and_words() {
+    fn perplexities_are_per_token_byte_and_word() {
         let totals = Totals { tokens: 11, documents: 1, bytes: 40, words: 5 };
-        let of = perplexities(2f64.ln(), totals);
-        let values = ["token", "byte", "word"].map(|unit| of[&format!("{unit} perplexity")]);
+        let recorded = perplexities(2f64.ln(), totals);
+        let values = ["token", "byte", "word"].map(|unit| recorded[&format!("{unit} perplexity")]);
         let expected = [2.0, 2f64.powf(0.25), 4.0];
-        assert!(values.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-12), "{of:?}");
+        assert!(values.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-12), "{recorded:?}");
         let long = perplexities(5.0, Totals { tokens: 2001, documents: 1, bytes: 2000, words: 1 });
         assert_eq!(long.into_keys().collect::<Vec<_>>(), ["bits per byte", "byte perplexity", "token perplexity"]);
     }
 
     #[test]
-    fn what_is_measured_is_not_learnt() {
+    fn a_file_is_not_used_for_training_and_validation() {
         let folder = tempfile::tempdir().unwrap();
         for name in ["a.txt", "valid.txt"] {
             std::fs::write(folder.path().join(name), letters(100)).unwrap();
@@ -488,8 +491,8 @@ mod tests {
         let valid = folder.path().join("valid.txt");
         let config =
             TextConfig { train: folder.path().into(), valid: Some(valid), length: 4, ..TextConfig::default() };
-        let said = open(&config, &folder.path().join("cache")).unwrap_err().to_string();
-        assert!(said.contains("valid.txt is in task.train too"), "{said}");
+        let message = open(&config, &folder.path().join("cache")).unwrap_err().to_string();
+        assert!(message.contains("valid.txt is in task.train too"), "{message}");
     }
 
     #[test]
@@ -497,25 +500,28 @@ mod tests {
         let mut one = text(&[("a.txt", &letters(256))], 4).unwrap();
         let state = one.state();
         assert!(one.restore(state.clone()).is_ok());
-        let said = text(&[("a.txt", &letters(250))], 4).unwrap().restore(state).unwrap_err().to_string();
-        assert!(said.contains("task.train") && said.contains("has changed since the run began"), "{said}");
+        let message = text(&[("a.txt", &letters(250))], 4).unwrap().restore(state).unwrap_err().to_string();
+        assert!(
+            message.contains("task.train") && message.contains("has changed since the run began"),
+            "{message}"
+        );
     }
 
     #[test]
-    fn files_that_do_not_do_say_why() {
-        let said = text(&[("a.txt", &letters(29))], 64).unwrap_err().to_string();
+    fn unusable_files_are_refused_with_the_reason() {
+        let message = text(&[("a.txt", &letters(29))], 64).unwrap_err().to_string();
         assert!(
-            said.contains("task.train") && said.contains("except for its last twentieth has 29 tokens"),
-            "{said}"
+            message.contains("task.train") && message.contains("except for its last twentieth has 29 tokens"),
+            "{message}"
         );
         let missing = TextConfig { train: Path::new("no/such/file.txt").into(), ..TextConfig::default() };
         let open = |config: &TextConfig| Text::open(config, Tokenizer::bytes(), &mut ());
-        let said = open(&missing).unwrap_err().to_string();
-        assert!(said.contains("no/such/file.txt") && said.contains("task.train"), "{said}");
-        let said = open(&TextConfig::default()).unwrap_err().to_string();
-        assert!(said.contains("--set task.train="), "{said}");
+        let message = open(&missing).unwrap_err().to_string();
+        assert!(message.contains("no/such/file.txt") && message.contains("task.train"), "{message}");
+        let message = open(&TextConfig::default()).unwrap_err().to_string();
+        assert!(message.contains("--set task.train="), "{message}");
         let other = TextConfig { tokenizer: "no/such/folder".into(), ..missing };
-        let said = TaskConfig::Text(other).open_tokenizer().unwrap_err().to_string();
-        assert!(said.contains("task.tokenizer") && said.contains("no/such/folder"), "{said}");
+        let message = TaskConfig::Text(other).open_tokenizer().unwrap_err().to_string();
+        assert!(message.contains("task.tokenizer") && message.contains("no/such/folder"), "{message}");
     }
 }

@@ -13,8 +13,8 @@ use crate::data::{BYTES, Check, STDIN, Tokenizer, cache_folder, keep_text};
 pub struct TextConfig {
     /// The texts to train on.
     pub train: TrainTexts,
-    /// The file or folder to validate on. Without one, the last twentieth of every training text is held out. An empty
-    /// string in a configuration file.
+    /// The file or folder to validate on. `None`, which is written as an empty string in a configuration file, holds
+    /// out the last twentieth of every training text instead.
     #[serde(with = "empty_is_none")]
     pub valid: Option<PathBuf>,
     /// `bytes`, a `tokenizer.json`, or a folder with one or with `vocab.json` and `merges.txt`.
@@ -50,8 +50,8 @@ impl TextConfig {
             name => absolute(Path::new(name)).to_string_lossy().into_owned(),
         };
         let mut train = self.train.clone();
-        let named = train.iter_mut().filter(|text| text.path != Path::new(STDIN));
-        named.for_each(|text| text.path = absolute(&text.path));
+        let files = train.iter_mut().filter(|text| text.path != Path::new(STDIN));
+        files.for_each(|text| text.path = absolute(&text.path));
         Self { train, valid: self.valid.as_deref().map(absolute), tokenizer, ..self.clone() }
     }
 
@@ -67,7 +67,7 @@ impl TextConfig {
         for text in self.train.iter() {
             let (weight, path) = (text.weight, text.path.display());
             let good = weight > 0.0 && weight <= LARGEST_WEIGHT;
-            check("train", good, "of weights above 0 and up to 1000", format!("{weight} for {path}"))?;
+            check("train", good, "a list with weights above 0 and up to 1000", format!("{weight} for {path}"))?;
         }
         Ok(())
     }
@@ -75,22 +75,22 @@ impl TextConfig {
     /// If standard input is one of the training texts, copies `input` to a file that takes its place. The file is named
     /// by a hash of the text, so that the same text given again yields the same configuration.
     pub fn keep_stdin(&mut self, input: impl std::io::Read) -> Result<(), TaskError> {
-        let wrong = |error| TaskError::Data { name: "train", source: Box::new(error) };
-        let mut given = self.train.iter_mut().filter(|text| text.path == Path::new(STDIN));
-        if let Some(text) = given.next() {
-            text.path = keep_text(input, &cache_folder().map_err(wrong)?).map_err(wrong)?;
+        let data_error = |error| TaskError::Data { name: "train", source: Box::new(error) };
+        let mut from_stdin = self.train.iter_mut().filter(|text| text.path == Path::new(STDIN));
+        if let Some(text) = from_stdin.next() {
+            text.path = keep_text(input, &cache_folder().map_err(data_error)?).map_err(data_error)?;
         }
-        match given.next() {
-            Some(_) => check("train", false, "of standard input once", STDIN),
+        match from_stdin.next() {
+            Some(_) => check("train", false, "a list with standard input at most once", "it more than once"),
             None => Ok(()),
         }
     }
 }
 
-/// The largest weight of a text: beside one of a thousand times the weight, others hardly count.
+/// The largest weight of a text. Beside a text of this weight, texts of weight 1 hardly count.
 const LARGEST_WEIGHT: f64 = 1000.0;
 
-/// An optional path as a string, where the empty string stands for none.
+/// An optional path that is written as an empty string where it is `None`.
 mod empty_is_none {
     use std::path::{Path, PathBuf};
 

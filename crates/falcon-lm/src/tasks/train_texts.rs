@@ -18,11 +18,11 @@ pub struct TrainText {
     /// The file or folder.
     pub path: PathBuf,
     /// How often each of its windows is drawn in one epoch.
-    #[serde(default = "once")]
+    #[serde(default = "default_weight")]
     pub weight: f64,
 }
 
-fn once() -> f64 {
+fn default_weight() -> f64 {
     1.0
 }
 
@@ -52,7 +52,7 @@ impl From<Written> for TrainTexts {
             Written::Several(entries) => entries,
         };
         let text = |entry| match entry {
-            Entry::Path(path) => TrainText { path, weight: once() },
+            Entry::Path(path) => TrainText { path, weight: default_weight() },
             Entry::Weighted(text) => text,
         };
         Self(entries.into_iter().map(text).collect())
@@ -64,11 +64,11 @@ impl From<TrainTexts> for Written {
         if texts.0.is_empty() {
             return Self::One(PathBuf::new());
         }
-        let entry = |text: TrainText| match text.weight == once() {
+        let entry = |text: TrainText| match text.weight == default_weight() {
             true => Entry::Path(text.path),
             false => Entry::Weighted(text),
         };
-        match texts.0.len() == 1 && texts.0[0].weight == once() {
+        match texts.0.len() == 1 && texts.0[0].weight == default_weight() {
             true => Self::One(texts.0.remove(0).path),
             false => Self::Several(texts.0.into_iter().map(entry).collect()),
         }
@@ -131,10 +131,14 @@ mod tests {
             let json = serde_json::to_value(&texts).unwrap();
             assert_eq!(serde_json::from_value::<TrainTexts>(json).unwrap(), texts, "{toml}");
         }
-        assert_eq!(serde_json::to_value(TrainTexts::from(Path::new("a"))).unwrap(), "a", "as in older files");
+        assert_eq!(
+            serde_json::to_value(TrainTexts::from(Path::new("a"))).unwrap(),
+            "a",
+            "a single path is written as in files of earlier versions"
+        );
         for wrong in ["train = 3", r#"train = [{ path = "a", wait = 2 }]"#] {
-            let said = read(wrong).unwrap_err();
-            assert!(said.contains("weight = 2"), "{said}");
+            let message = read(wrong).unwrap_err();
+            assert!(message.contains("weight = 2"), "{message}");
         }
     }
 }

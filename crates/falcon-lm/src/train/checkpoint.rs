@@ -141,10 +141,10 @@ impl Checkpoint {
         let parent = folder.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(parent).at(parent)?;
         // Deleted on drop if a step below fails.
-        let aside = tempfile::Builder::new().prefix(ASIDE).tempdir_in(parent).at(parent)?;
-        let path = aside.path();
+        let temporary = tempfile::Builder::new().prefix(ASIDE).tempdir_in(parent).at(parent)?;
+        let path = temporary.path();
         model.save_for(path, progress.tokenizer.as_deref())?;
-        write_arrays(&path.join(OPTIMIZER_FILE), &arrays(model, optimizer))?;
+        write_arrays(&path.join(OPTIMIZER_FILE), &moments_to_arrays(model, optimizer))?;
         let json = serde_json::to_vec_pretty(progress).expect("progress is plain data");
         write_file(&path.join(PROGRESS_FILE), &json)?;
         let mut sums = String::new();
@@ -152,18 +152,18 @@ impl Checkpoint {
             sums += &format!("{}  {name}\n", sum(&path.join(name))?);
         }
         write_file(&path.join(SUMS_FILE), sums.as_bytes())?;
-        sync(path)?;
+        sync_folder(path)?;
         if folder.exists() {
             remove(folder)?;
         }
         if folder.exists() {
-            // Files that the run did not write are in it.
+            // `remove` has left the files that the run did not write.
             move_to_free_name(folder, "kept")?;
         }
         fs::rename(path, folder).at(folder)?;
         // It has been moved, so there is nothing to delete on drop.
-        let _ = aside.keep();
-        sync(parent)
+        let _ = temporary.keep();
+        sync_folder(parent)
     }
 
     /// Reads a checkpoint, and verifies the checksums of all its files.
@@ -184,14 +184,14 @@ impl Checkpoint {
             return Err(CheckpointError::Content { path: folder.join(PROGRESS_FILE), what });
         }
         let (path, bytes) = sums.read_checked(OPTIMIZER_FILE)?;
-        let moments = moments(&model, arrays_from_bytes(&bytes, &path)?)
+        let moments = moments_from_arrays(&model, arrays_from_bytes(&bytes, &path)?)
             .map_err(|what| CheckpointError::Content { path, what })?;
         let optimizer = AdamW::resumed(config, progress.step, moments);
         Ok(Self { model, optimizer, progress })
     }
 }
 
-/// The step of the best validation that a checkpoint knows of.
+/// The step of the best validation of a run, as one of its checkpoints records it.
 pub(super) fn best_step(folder: &Path) -> Option<u64> {
     let progress: RunProgress = serde_json::from_slice(&fs::read(folder.join(PROGRESS_FILE)).ok()?).ok()?;
     Some(progress.best?.step)
@@ -202,7 +202,7 @@ fn moment_names(parameter: &str) -> [String; 2] {
     [format!("mean.{parameter}"), format!("square.{parameter}")]
 }
 
-fn arrays(model: &Model, optimizer: &AdamW) -> NamedArrays {
+fn moments_to_arrays(model: &Model, optimizer: &AdamW) -> NamedArrays {
     let mut arrays = BTreeMap::new();
     // Before the first step there are no moments.
     for (parameter, moments) in model.parameters().into_iter().zip(optimizer.moments()) {
@@ -213,10 +213,10 @@ fn arrays(model: &Model, optimizer: &AdamW) -> NamedArrays {
     arrays
 }
 
-fn moments(model: &Model, mut arrays: NamedArrays) -> Result<Vec<Moments>, String> {
+fn moments_from_arrays(model: &Model, mut arrays: NamedArrays) -> Result<Vec<Moments>, String> {
     let mut moments = Vec::new();
-    let none = arrays.is_empty();
-    for parameter in model.parameters().into_iter().filter(|_| !none) {
+    let before_first_step = arrays.is_empty();
+    for parameter in model.parameters().into_iter().filter(|_| !before_first_step) {
         let [mean, square] = moment_names(&parameter.name).map(|name| match arrays.remove(&name) {
             Some((shape, numbers)) if shape == parameter.shape => Ok(numbers),
             Some((shape, _)) => Err(format!(
@@ -314,7 +314,7 @@ pub fn sum(path: &Path) -> Result<String, CheckpointError> {
     Ok(hex(&hasher.finalize()))
 }
 
-/// Updates a hash with what is written to it.
+/// A writer that updates a hash with the bytes written.
 struct Hashing<'a>(&'a mut Sha256);
 
 impl io::Write for Hashing<'_> {
@@ -337,17 +337,17 @@ pub(super) fn is_checkpoint(folder: &Path) -> bool {
 /// checkpoint are moved out one by one, and the other files stay.
 pub(super) fn remove(folder: &Path) -> Result<(), CheckpointError> {
     let parent = folder.parent().unwrap_or(Path::new("."));
-    let aside = tempfile::Builder::new().prefix(ASIDE).tempdir_in(parent).at(parent)?;
-    let ours = |name: &std::ffi::OsStr| FILES.into_iter().chain([SUMS_FILE]).any(|file| name == file);
+    let temporary = tempfile::Builder::new().prefix(ASIDE).tempdir_in(parent).at(parent)?;
+    let in_checkpoint = |name: &std::ffi::OsStr| FILES.into_iter().chain([SUMS_FILE]).any(|file| name == file);
     let names: Vec<_> = fs::read_dir(folder).at(folder)?.flatten().map(|entry| entry.file_name()).collect();
-    if names.iter().all(|name| ours(name)) {
-        fs::rename(folder, aside.path().join("old")).at(folder)?;
+    if names.iter().all(|name| in_checkpoint(name)) {
+        fs::rename(folder, temporary.path().join("old")).at(folder)?;
     } else {
-        for name in names.iter().filter(|name| ours(name)) {
-            fs::rename(folder.join(name), aside.path().join(name)).at(folder)?;
+        for name in names.iter().filter(|name| in_checkpoint(name)) {
+            fs::rename(folder.join(name), temporary.path().join(name)).at(folder)?;
         }
     }
-    Ok(aside.close().at(folder)?)
+    Ok(temporary.close().at(folder)?)
 }
 
 /// Renames `folder` to `PREFIX-NAME`, or to `PREFIX-NAME-2` and so on if that exists, so that nothing is replaced.
@@ -362,7 +362,7 @@ pub(super) fn move_to_free_name(folder: &Path, prefix: &str) -> Result<PathBuf, 
 }
 
 /// Flushes the entries of a folder to the disk, where the system supports it.
-fn sync(folder: &Path) -> Result<(), CheckpointError> {
+fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
     #[cfg(unix)]
     File::open(folder).and_then(|folder| folder.sync_all()).at(folder)?;
     #[cfg(not(unix))]
@@ -382,7 +382,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("step-000001");
         let model = ModelConfig::preset("retnet", "micro", 12).unwrap().init(0, &Device::flex()).unwrap();
-        let said = |file: &str, bytes: &[u8]| {
+        let error_with = |file: &str, bytes: &[u8]| {
             let optimizer = AdamW::new(AdamWConfig::default());
             Checkpoint::save(&path, &model, &optimizer, &RunProgress::default()).unwrap();
             fs::write(path.join(file), bytes).unwrap();
@@ -393,30 +393,30 @@ mod tests {
                 other => panic!("{file}: {other:?}"),
             }
         };
-        let progress = said(PROGRESS_FILE, b"{\"step\": 1}");
+        let progress = error_with(PROGRESS_FILE, b"{\"step\": 1}");
         assert!(progress.contains(PROGRESS_FILE) && progress.contains("not the progress of a run"), "{progress}");
         let mut later = serde_json::to_value(RunProgress::default()).unwrap();
         later["format"] = (FORMAT + 1).into();
-        let later = said(PROGRESS_FILE, later.to_string().as_bytes());
+        let later = error_with(PROGRESS_FILE, later.to_string().as_bytes());
         assert!(later.contains("has format version 2, and this program reads versions up to 1"), "{later}");
         // Falcon 0.1 did not write the version.
         let mut first = serde_json::to_value(RunProgress::default()).unwrap();
         first.as_object_mut().unwrap().remove("format");
         assert_eq!(serde_json::from_value::<RunProgress>(first).unwrap(), RunProgress::default());
-        let of_parameter = |name: &str, shape: Vec<usize>| {
+        let error_with_array = |name: &str, shape: Vec<usize>| {
             let file = folder.path().join("a.safetensors");
             let numbers = vec![0.0; shape.iter().product()];
             write_arrays(&file, &BTreeMap::from([(name.to_string(), (shape, numbers))])).unwrap();
-            said(OPTIMIZER_FILE, &fs::read(file).unwrap())
+            error_with(OPTIMIZER_FILE, &fs::read(file).unwrap())
         };
         let first = &model.parameters()[0];
         let [mean, _] = moment_names(&first.name);
-        let lacking = of_parameter("mean.other", vec![2]);
+        let missing = error_with_array("mean.other", vec![2]);
         assert!(
-            lacking.contains(OPTIMIZER_FILE) && lacking.contains(&format!("there is no {mean:?}")),
-            "{lacking}"
+            missing.contains(OPTIMIZER_FILE) && missing.contains(&format!("there is no {mean:?}")),
+            "{missing}"
         );
-        let shape = of_parameter(&mean, vec![2]);
+        let shape = error_with_array(&mean, vec![2]);
         assert!(
             shape.contains(&format!(
                 "{mean:?} has shape [2], but the model's parameter has shape {:?}",

@@ -100,8 +100,8 @@ pub enum FolderError {
     },
 }
 
-/// Whether a run may be resumed with other values for keys of `[train]`. `seed`, `batch` and `init_from` never change:
-/// they determine the run.
+/// Whether a run may be resumed with other values for keys of `[train]`. `seed`, `batch` and `init_from` may never
+/// change, because they determine the initial weights and the data of each step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changes {
     /// Any other value is an error.
@@ -133,16 +133,15 @@ fn value(config: &str, key: &str) -> Option<String> {
     Some(toml::from_str::<toml::Table>(config).ok()?.get(section)?.get(key)?.to_string())
 }
 
-/// Keys that are paths of data. They may change, because a run compares the content of its files with what it started
-/// with.
-const PLACES: [&str; 3] = ["task.train", "task.valid", "task.tokenizer"];
+/// Keys that are paths of data. They may change, because a resumed run checks the content of the files instead.
+const DATA_PATHS: [&str; 3] = ["task.train", "task.valid", "task.tokenizer"];
 
 /// Keys of `[train]` that determine the run: the initial weights, and the data of each step.
-const FIXED: [&str; 3] = ["train.seed", "train.batch", "train.init_from"];
+const FIXED_KEYS: [&str; 3] = ["train.seed", "train.batch", "train.init_from"];
 
 /// Whether a run may be resumed with another value of a key.
 fn may_change(key: &str) -> bool {
-    key.starts_with("train.") && !FIXED.contains(&key)
+    key.starts_with("train.") && !FIXED_KEYS.contains(&key)
 }
 
 impl RunFolder {
@@ -150,10 +149,11 @@ impl RunFolder {
     pub fn open(path: &Path, config: &RunConfig) -> Result<Self, FolderError> {
         fs::create_dir_all(path).at(path)?;
         let file = path.join(RUN_FILE);
-        // Files that a process killed right after its start may have left.
-        let ours = |name: &str| [RUN_FILE, LOCK_FILE, CHECKPOINTS].contains(&name) || name.starts_with(ASIDE);
+        // A process that was killed right after its start may have left these files.
+        let belongs_to_run =
+            |name: &str| [RUN_FILE, LOCK_FILE, CHECKPOINTS].contains(&name) || name.starts_with(ASIDE);
         let mut entries = fs::read_dir(path).at(path)?.flatten();
-        if !file.exists() && entries.any(|entry| !ours(&entry.file_name().to_string_lossy())) {
+        if !file.exists() && entries.any(|entry| !belongs_to_run(&entry.file_name().to_string_lossy())) {
             return Err(FolderError::Foreign { path: path.into() });
         }
         let lock = lock(path)?;
@@ -183,12 +183,13 @@ impl RunFolder {
         let mut changed: Vec<Change> = differences
             .into_iter()
             .map(|(key, before, now)| Change { key, before, now })
-            .filter(|change| !PLACES.contains(&change.key.as_str()))
+            .filter(|change| !DATA_PATHS.contains(&change.key.as_str()))
             .collect();
-        // The run uses its own copy of the tokenizer, so that another one in the file would be ignored silently.
+        // The run uses its own copy of the tokenizer, so another tokenizer named in the file would be ignored silently.
+        // It is refused instead.
         const TOKENIZER: &str = "task.tokenizer";
-        let named = [trained_with.unwrap_or(&written), &written, &wanted].map(|text| value(text, TOKENIZER));
-        if let [Some(before), Some(now), wanted] = named
+        let tokenizers = [trained_with.unwrap_or(&written), &written, &wanted].map(|text| value(text, TOKENIZER));
+        if let [Some(before), Some(now), wanted] = tokenizers
             && before != now
             && wanted.as_ref() != Some(&now)
         {
@@ -258,14 +259,14 @@ impl RunFolder {
         self.path.join(CHECKPOINTS).join(format!("{STEP}{step:06}"))
     }
 
-    /// The steps of its checkpoints, in order.
+    /// The steps of the run's checkpoints, in order.
     pub fn steps(&self) -> Result<Vec<u64>, FolderError> {
         checkpoint_steps(&self.path)
     }
 
-    /// The last intact checkpoint; none if there is no checkpoint at all. Damaged ones after it are reported to `warn`
-    /// and renamed, so that they do not count among those to keep. If none is intact, all are left as they are, as the
-    /// disk may be at fault.
+    /// The last intact checkpoint; `None` if there is no checkpoint at all. Damaged checkpoints after it are reported
+    /// to `warn` and renamed, so that [`RunFolder::prune`] does not count them. If all checkpoints are damaged, this is
+    /// an error, and they are left as they are, because the disk may be at fault.
     pub fn last(
         &self,
         config: &RunConfig,
@@ -278,7 +279,7 @@ impl RunFolder {
                 Ok(checkpoint) => {
                     for (step, error) in damaged {
                         warn(&format!("{error}; using the checkpoint before it"));
-                        self.put_aside(step)?;
+                        self.rename_damaged(step)?;
                     }
                     return Ok(Some(checkpoint));
                 }
@@ -292,7 +293,7 @@ impl RunFolder {
     }
 
     /// Gives a damaged checkpoint a name that the run ignores.
-    fn put_aside(&self, step: u64) -> Result<(), FolderError> {
+    fn rename_damaged(&self, step: u64) -> Result<(), FolderError> {
         move_to_free_name(&self.checkpoint(step), "damaged")
             .map(drop)
             .map_err(|error| FolderError::Damaged { path: self.path.clone(), source: Box::new(error) })
@@ -319,7 +320,7 @@ pub fn checkpoint_steps(run: &Path) -> Result<Vec<u64>, FolderError> {
     Ok(steps)
 }
 
-/// The best checkpoint of a run on validation data, according to its last one; none if there is no checkpoint.
+/// The best checkpoint of a run on validation data, according to its last checkpoint; `None` if there is none.
 pub(crate) fn best_checkpoint(run: &Path) -> Result<Option<PathBuf>, FolderError> {
     let steps = checkpoint_steps(run)?;
     let Some(last) = steps.last() else { return Ok(None) };
@@ -333,7 +334,8 @@ fn same_file(path: &Path, file: &File) -> bool {
     #[cfg(unix)]
     {
         use std::os::unix::fs::MetadataExt;
-        let identity = |found: io::Result<fs::Metadata>| found.ok().map(|found| (found.dev(), found.ino()));
+        let identity =
+            |metadata: io::Result<fs::Metadata>| metadata.ok().map(|metadata| (metadata.dev(), metadata.ino()));
         identity(fs::metadata(path)) == identity(file.metadata())
     }
     #[cfg(not(unix))]
@@ -343,7 +345,7 @@ fn same_file(path: &Path, file: &File) -> bool {
     }
 }
 
-/// Locks a folder. The file of the lock holds the id of the process.
+/// Locks a folder. The id of the process is written to the lock file.
 fn lock(folder: &Path) -> Result<File, FolderError> {
     let path = folder.join(LOCK_FILE);
     let mut file = File::options().create(true).truncate(false).read(true).write(true).open(&path).at(&path)?;

@@ -25,7 +25,7 @@ pub struct Footprint {
     pub data: u64,
 }
 
-/// The program itself, without a model.
+/// Memory of the program itself, without a model.
 const PROGRAM: u64 = 45 << 20;
 
 impl Footprint {
@@ -40,18 +40,18 @@ impl Footprint {
             parameters: 4 * 4 * count,
             optimizer: 2 * 4 * count,
             activations: part.saturating_mul(4 * per_token(&config.model)),
-            // A token and its target have 12 bytes together.
+            // A token and its target take 12 bytes.
             data: 12 * (batch + held_out),
         }
     }
 
-    /// The total.
+    /// The sum of all parts and the memory of the program itself.
     pub fn total(&self) -> u64 {
         let Self { parameters, optimizer, activations, data } = *self;
         [PROGRAM, parameters, optimizer, activations, data].into_iter().fold(0, u64::saturating_add)
     }
 
-    /// Fails if the run needs more memory than is available. Where the system does not report that, every run passes.
+    /// Fails if the run needs more memory than is available. Passes where the system does not report its memory.
     pub fn check(&self) -> Result<(), FootprintError> {
         match memory::obtainable() {
             Some(available) if available < self.total() => Err(FootprintError { footprint: *self, available }),

@@ -1,4 +1,4 @@
-//! Finds the tensor that made a loss non-finite or let it spike.
+//! Finds the tensor that made a loss non-finite or made it spike.
 
 use std::fmt;
 
@@ -71,16 +71,16 @@ impl NonFinite {
     }
 }
 
-/// Growth of a tensor's root mean square that counts as the cause of a spike.
+/// Growth of a tensor's root mean square above which the tensor is considered the cause of a spike.
 const LARGE_GROWTH: f64 = 3.0;
 
-/// Tokens that are examined together. All intermediate tensors are held at once, so a batch that fits in memory only
-/// in parts is examined in parts.
-const LOOK: usize = 2048;
+/// The most tokens that are examined together. All intermediate tensors of a part are in memory at once, so a large
+/// batch is examined in parts.
+const TOKENS_PER_PART: usize = 2048;
 
 /// Splits a batch into parts that are small enough to be examined.
-pub(super) fn looks(batch: &Batch) -> Vec<Batch> {
-    batch.split(batch.tokens.len().div_ceil(LOOK))
+pub(super) fn examined_parts(batch: &Batch) -> Vec<Batch> {
+    batch.split(batch.tokens.len().div_ceil(TOKENS_PER_PART))
 }
 
 /// Finds the first tensor that explains a failed step on `batch`, in the first part of the batch that has one.
@@ -92,7 +92,7 @@ pub(super) fn diagnose(model: &Model, gradients: &[Vec<f32>], batch: &Batch, bef
         return Fault::Parameter(bad);
     }
     let model = model.valid();
-    let parts = looks(batch);
+    let parts = examined_parts(batch);
     for part in &parts {
         model.observe(&part.tokens, &part.sequences, |name, numbers| {
             bad = bad.take().or_else(|| NonFinite::of(name, numbers));
@@ -101,7 +101,7 @@ pub(super) fn diagnose(model: &Model, gradients: &[Vec<f32>], batch: &Batch, bef
             return Fault::Tensor(bad);
         }
     }
-    // The backward pass goes from the last to the first.
+    // The backward pass begins with the last layer, so the last bad gradient is the first that was computed.
     let gradients = model.parameters().into_iter().zip(gradients).rev();
     if let Some(bad) =
         gradients.into_iter().find_map(|(parameter, numbers)| NonFinite::of(&parameter.name, numbers))
@@ -129,7 +129,7 @@ fn sizes(model: &Model, parts: &[Batch]) -> Vec<(String, f64)> {
     for part in parts {
         model.observe(&part.tokens, &part.sequences, |name, numbers| {
             let square: f64 = numbers.iter().map(|x| f64::from(*x).powi(2)).sum();
-            match sums.iter_mut().find(|(of, ..)| of == name) {
+            match sums.iter_mut().find(|(tensor, ..)| tensor == name) {
                 Some((_, squares, count)) => {
                     *squares += square;
                     *count += numbers.len();
@@ -192,35 +192,35 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_gradient_is_named_the_last_layers_first() {
+    fn the_bad_gradient_nearest_to_the_output_is_named() {
         let model = model();
         let gradients = [vec![f32::NAN], vec![f32::INFINITY, 1.0], vec![1.0]];
         let bad = NonFinite { name: model.parameters()[1].name.clone(), count: 1, total: 2 };
         assert_eq!(diagnose(&model, &gradients, &batch(&[3, 7], 4), None), Fault::Gradient(bad));
     }
 
-    /// Batches of more than one part: what is counted is of the part that is bad, here the first.
+    /// Only the first part with a bad tensor is counted: two bad parts give the same result as the first of them.
     #[test]
-    fn a_bad_tensor_is_looked_for_by_parts() {
+    fn a_large_batch_is_examined_in_parts() {
         let broken = changed(&model(), "model.layers.0.attn.q_proj.weight", |numbers| numbers.fill(f32::MAX));
         let [part, whole] =
-            [&[3][..], &[3, 7]].map(|sequences| diagnose(&broken, &[], &batch(sequences, LOOK), None));
+            [&[3][..], &[3, 7]].map(|sequences| diagnose(&broken, &[], &batch(sequences, TOKENS_PER_PART), None));
         assert!(matches!(&whole, Fault::Tensor(NonFinite { name, .. }) if name == "layers.0.attn.q"), "{whole}");
         assert_eq!(whole, part);
     }
 
-    /// One token's embedding is ten times what it was, and that token is in the last part alone: by hand, the root
-    /// mean square over both.
+    /// The embedding of one token is ten times as large as before, and the token occurs only in the last part. The
+    /// expected growth is that of the root mean square over both parts, computed by hand.
     #[test]
     fn growth_is_measured_over_all_parts() {
         let before = model();
         let width = before.config().hidden_size;
-        let of = |token: usize| token * width..(token + 1) * width;
-        let grown = changed(&before, EMBEDDINGS, |numbers| numbers[of(7)].iter_mut().for_each(|x| *x *= 10.0));
+        let row = |token: usize| token * width..(token + 1) * width;
+        let grown = changed(&before, EMBEDDINGS, |numbers| numbers[row(7)].iter_mut().for_each(|x| *x *= 10.0));
         let all = numbers(&before, EMBEDDINGS);
-        let square = |token: usize| all[of(token)].iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+        let square = |token: usize| all[row(token)].iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
         let expected = ((square(3) + 100.0 * square(7)) / (square(3) + square(7))).sqrt();
-        let fault = diagnose(&grown, &[], &batch(&[3, 7], LOOK), Some(&before));
+        let fault = diagnose(&grown, &[], &batch(&[3, 7], TOKENS_PER_PART), Some(&before));
         let Fault::Grown { name, times } = &fault else { panic!("{fault}") };
         assert!(name == "embeddings" && (times / expected - 1.0).abs() < 1e-5, "{fault}, {expected}");
         assert_eq!(diagnose(&grown, &[], &batch(&[3, 7], 4), None), Fault::Unknown);

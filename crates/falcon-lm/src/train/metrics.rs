@@ -85,7 +85,7 @@ pub struct EvalRecord {
     /// Further values of the task, such as perplexities.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub about: BTreeMap<String, f64>,
-    /// The score by which the best checkpoint is chosen; higher is better. Of validation only.
+    /// The score by which the best checkpoint is chosen; higher is better. Only the validation split has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub score: Option<f64>,
     /// Duration in seconds.
@@ -171,8 +171,8 @@ pub(crate) struct MetricsLog {
 impl MetricsLog {
     /// Opens the records of a run that resumes after `step`, and drops those of later steps, which will be repeated.
     ///
-    /// A damaged line does not stop a run from resuming: it is left out with a warning, and the damaged file is kept
-    /// under another name.
+    /// A damaged line does not prevent a run from resuming. The line is left out with a warning, and the damaged file
+    /// is kept under another name.
     pub fn resume(path: &Path, step: u64, warn: &mut dyn FnMut(&str)) -> Result<Self, MetricsError> {
         // A damaged file need not be UTF-8.
         let bytes = if path.exists() { std::fs::read(path).at(path)? } else { Vec::new() };
@@ -180,9 +180,9 @@ impl MetricsLog {
         let records = match parse(path, &text) {
             Ok(records) => records,
             Err(error) => {
-                let beside = path.with_extension("damaged.jsonl");
-                write_file(&beside, &bytes)?;
-                warn(&format!("{error}; the line is left out, and the damaged file kept as {}", beside.display()));
+                let copy = path.with_extension("damaged.jsonl");
+                write_file(&copy, &bytes)?;
+                warn(&format!("{error}; the line is left out, and the damaged file kept as {}", copy.display()));
                 let good = |line| serde_json::from_str(line).ok().map(|record: Record| (record, line));
                 text.split_inclusive('\n').filter(|line| line.ends_with('\n')).filter_map(good).collect()
             }
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_later_steps_are_forgotten() {
+    fn records_are_read_back_and_later_steps_are_dropped_when_a_run_resumes() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(METRICS_FILE);
         let mut log = MetricsLog::resume(&path, 0, &mut |warning| panic!("{warning}")).unwrap();
@@ -254,15 +254,18 @@ mod tests {
         log.write(&train(3)).unwrap();
         assert_eq!(read_metrics(&path).unwrap(), all);
         std::fs::write(&path, "{\"kind\":\"train\"}\n{}\n").unwrap();
-        let said = read_metrics(&path).unwrap_err().to_string();
-        assert!(said.contains("line 1") && said.contains("missing field"), "{said}");
+        let message = read_metrics(&path).unwrap_err().to_string();
+        assert!(message.contains("line 1") && message.contains("missing field"), "{message}");
         std::fs::write(&path, "{\"kind\":\n").unwrap();
-        let said = read_metrics(&path).unwrap_err().to_string();
-        assert!(said.ends_with("line 1: not a record of a run: EOF while parsing a value, column 8"), "{said}");
+        let message = read_metrics(&path).unwrap_err().to_string();
+        assert!(
+            message.ends_with("line 1: not a record of a run: EOF while parsing a value, column 8"),
+            "{message}"
+        );
     }
 
     #[test]
-    fn a_damaged_line_does_not_end_a_run() {
+    fn a_damaged_line_does_not_prevent_a_run_from_resuming() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(METRICS_FILE);
         let damaged = [&line(&train(1))[..], b"{\"kind\":\xff\n", &line(&train(2))].concat();

@@ -1,4 +1,4 @@
-//! Runs: the recipe (schedule, clipping, AdamW), the loop, and what it leaves on disk.
+//! Training: the loop, gradients, clipping and AdamW, the search for what made a step fail, and the files of a run.
 
 mod checkpoint;
 mod folder;

@@ -35,7 +35,7 @@ pub struct AdamW {
     moments: Vec<Moments>,
 }
 
-/// Values that one parallel task takes.
+/// Number of values that one parallel task processes.
 const BLOCK: usize = 1 << 14;
 
 impl AdamW {
@@ -64,7 +64,7 @@ impl AdamW {
             self.moments = gradients.iter().map(moments).collect();
         }
         let (parameters, config) = (model.parameters(), model.config().clone());
-        assert_eq!(parameters.len(), gradients.len(), "parameters, and gradients");
+        assert_eq!(parameters.len(), gradients.len(), "a gradient for every parameter");
         model.update_parameters(|values| {
             let mut blocks = Vec::new();
             let parameters = parameters.iter().zip(values).zip(&mut self.moments).zip(gradients);
@@ -95,9 +95,9 @@ struct Update {
     new2: f32,
     rate: f32,
     eps: f32,
-    /// What weight decay leaves of a parameter.
+    /// The factor that weight decay multiplies a parameter by.
     keep: f32,
-    /// What clipping multiplies the gradient by.
+    /// The factor that clipping multiplies the gradient by.
     clip: f32,
 }
 
@@ -133,7 +133,7 @@ impl Update {
 pub struct Clip {
     /// Norm of all gradients together, before clipping.
     pub norm: f64,
-    /// What the gradients are multiplied by: below 1 if the norm is too large.
+    /// The factor to multiply the gradients by: below 1 if the norm is too large.
     pub scale: f32,
 }
 
@@ -147,7 +147,7 @@ pub fn clip(gradients: &[Vec<f32>], largest: f64) -> Clip {
     Clip { norm, scale: if norm > largest { (largest / norm) as f32 } else { 1.0 } }
 }
 
-/// In 64 bits, and in lanes so that it vectorises.
+/// Sums in 64 bits, and in lanes so that the compiler vectorises the loop.
 fn sum_of_squares(values: &[f32]) -> f64 {
     let (blocks, rest) = values.as_chunks::<16>();
     let mut lanes = [0.0; 16];
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_are_the_definition() {
+    fn updates_follow_the_definition_of_adamw() {
         let config = AdamWConfig { weight_decay: 0.0, ..AdamWConfig::default() };
         let (mut mean, mut square, mut x) = ([0.0; 3], [0.0; 3], [1.0, -2.0, 0.5]);
         let (mut m, mut v, mut y) = ([0.0; 3], [0.0; 3], [1.0, -2.0, 0.5]);
@@ -192,8 +192,8 @@ mod tests {
         let gradients = [vec![3.0f32, 0.0], vec![4.0]];
         assert_eq!(clip(&gradients, 1.0), Clip { norm: 5.0, scale: 0.2 });
         assert_eq!(clip(&gradients, 5.0), Clip { norm: 5.0, scale: 1.0 });
-        let spoilt = clip(&[vec![f32::NAN]], 1.0);
-        assert!(spoilt.norm.is_nan() && spoilt.scale == 1.0);
+        let non_finite = clip(&[vec![f32::NAN]], 1.0);
+        assert!(non_finite.norm.is_nan() && non_finite.scale == 1.0);
         let many: Vec<f32> = (0..3 * BLOCK + 5).map(|i| (i as f32 * 0.1).sin()).collect();
         let expected = many.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
         assert!((clip(&[many], 1.0).norm / expected - 1.0).abs() < 1e-12);
@@ -225,10 +225,10 @@ mod tests {
         assert!(losses[11] < 0.5 * losses[0], "{losses:?}");
         assert_eq!(optimizer.steps, 12);
         let (again, ..) = train(12, 1);
-        assert_eq!(losses, again, "whatever the number of threads");
+        assert_eq!(losses, again, "the number of threads must not change the losses");
     }
 
-    /// Vectors do not decay, and matrices inside the blocks take smaller steps the wider the model.
+    /// Vectors do not decay, and the wider the model, the smaller the steps of matrices inside the blocks.
     #[test]
     fn decay_and_rates_are_per_parameter() {
         let device = Device::flex();

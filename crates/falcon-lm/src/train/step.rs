@@ -17,8 +17,8 @@ pub struct StepGradients {
     pub gradients: Vec<Vec<f32>>,
 }
 
-/// Loss, accuracy and gradients of a batch. It is computed in `parts` parts, which takes less memory and gives the same
-/// sums up to rounding.
+/// Loss, accuracy and gradients of a batch. The batch is processed in `parts` parts: more parts take less memory, and
+/// the results are the same up to rounding.
 pub fn gradients(model: &Model, batch: &Batch, parts: usize) -> StepGradients {
     let mut sums =
         Sums { targets: batch.asked().max(1), loss: 0.0, tally: Tally::default(), gradients: Vec::new() };

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::checkpoint::{Best, Checkpoint, CheckpointError, RunProgress};
 use super::folder::{Change, Changes, FolderError, RunFolder};
-use super::health::{Fault, diagnose, looks};
+use super::health::{Fault, diagnose, examined_parts};
 use super::metrics::{
     EvalRecord, GatesRecord, METRICS_FILE, MetricsError, MetricsLog, Record, StartRecord, StopRecord, TrainRecord,
 };
@@ -28,8 +28,9 @@ use crate::scores::Scores;
 use crate::tasks::{Task, TaskError};
 use crate::{machine, memory};
 
-/// Follows a run, and may cancel it: the [`Monitor`] is told how many bytes of text are encoded before the first step,
-/// and asked before every step whether to save a checkpoint and stop.
+/// Follows a run, and may cancel it. Before the first step, the number of bytes of text that have been encoded is
+/// reported to the [`Monitor`]. Before every step, [`Monitor::cancelled`] is called; if it returns true, the run saves
+/// a checkpoint and stops.
 pub trait Watch: Monitor {
     /// Called with every record that is written to the metrics.
     fn record(&mut self, _record: &Record) {}
@@ -49,7 +50,7 @@ impl Watch for () {}
 pub enum Outcome {
     /// All steps were taken.
     Finished,
-    /// It was interrupted and can be resumed.
+    /// The run was cancelled, and can be resumed.
     Interrupted,
 }
 
@@ -70,22 +71,24 @@ pub enum TrainError {
     #[error("train.init_from: {0}")]
     Initial(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A record cannot be written.
-    #[error("{source}\nmend that, and the same command {again}")]
+    #[error("{source}\nonce this is fixed, the same command {next}")]
     Metrics {
         /// What is wrong.
         source: MetricsError,
-        /// What the same command would do then.
-        again: String,
+        /// What the same command does once the problem is fixed.
+        next: String,
     },
     /// A checkpoint cannot be written.
-    #[error("the checkpoint of step {step} cannot be written: {source}\nmend that, and the same command {again}")]
+    #[error(
+        "the checkpoint of step {step} cannot be written: {source}\nonce this is fixed, the same command {next}"
+    )]
     Checkpoint {
         /// The step of the checkpoint.
         step: u64,
         /// What is wrong.
         source: Box<CheckpointError>,
-        /// What the same command would do then.
-        again: String,
+        /// What the same command does once the problem is fixed.
+        next: String,
     },
     /// The loss or a gradient is not finite, or the loss spiked.
     #[error("step {step}: {what}: {fault}\n{kept}")]
@@ -96,7 +99,7 @@ pub enum TrainError {
         what: String,
         /// The first tensor that is wrong.
         fault: Fault,
-        /// Which checkpoint is left, and what to do.
+        /// Which checkpoint is the last, and what to do.
         kept: String,
     },
 }
@@ -142,7 +145,7 @@ pub struct Trainer {
 }
 
 /// Weight of the previous value in the smoothed loss.
-const MEMORY: f64 = 0.9;
+const SMOOTHING: f64 = 0.9;
 
 impl Trainer {
     /// Opens the run of `config` in the folder `path`: starts a new one, or resumes the one that is there from its last
@@ -204,7 +207,7 @@ impl Trainer {
             tokenizer.save(&folder.path().join(TOKENIZER_FILE)).map_err(TaskError::Tokenizer)?;
         }
         let log = MetricsLog::resume(&folder.path().join(METRICS_FILE), progress.step, &mut |m| watch.warn(m));
-        let log = log.map_err(|source| TrainError::Metrics { source, again: again(&folder, saved) })?;
+        let log = log.map_err(|source| TrainError::Metrics { source, next: next_action(&folder, saved) })?;
         let splits = task.splits();
         let mut trainer =
             Self { config: config.clone(), folder, device, model, optimizer, progress, task, splits, log, saved };
@@ -267,8 +270,8 @@ impl Trainer {
                 best = self.measure(watch)?;
             }
             if step == steps {
-                // The last checkpoint marks a finished run, so this record comes first. After a kill in between it is
-                // written again.
+                // The last checkpoint marks a run as finished, so this record is written before it. After a kill in
+                // between, the step is repeated and the record is written again.
                 self.stop("finished", watch)?;
             }
             if best || step.is_multiple_of(self.config.train.save_every) || step == steps {
@@ -287,13 +290,13 @@ impl Trainer {
         let batch = self.task.batch(moment, train.batch);
         let StepGradients { loss, accuracy, gradients } = gradients(&self.model, &batch, train.accumulate);
         let clip = clip(&gradients, train.clip);
-        if let Some(what) = self.complaint(loss, clip.norm) {
-            return Err(self.bad(step + 1, what, &gradients, &batch, watch)?);
+        if let Some(what) = self.problem(loss, clip.norm) {
+            return Err(self.fail(step + 1, what, &gradients, &batch, watch)?);
         }
         let lr = train.schedule.at(step);
         self.optimizer.step(&mut self.model, &gradients, clip, lr);
         let recent = self.progress.recent_loss.unwrap_or(loss);
-        self.progress.recent_loss = Some(MEMORY * recent + (1.0 - MEMORY) * loss);
+        self.progress.recent_loss = Some(SMOOTHING * recent + (1.0 - SMOOTHING) * loss);
         let before = self.task.values();
         self.task.observe(accuracy);
         if self.task.values() != before {
@@ -316,7 +319,7 @@ impl Trainer {
     }
 
     /// What is wrong with the loss or the gradients of a step, if anything.
-    fn complaint(&self, loss: f64, grad_norm: f64) -> Option<String> {
+    fn problem(&self, loss: f64, grad_norm: f64) -> Option<String> {
         if !loss.is_finite() {
             return Some(format!("the loss is {loss}"));
         }
@@ -325,12 +328,14 @@ impl Trainer {
         }
         let (spike, recent) = (self.config.train.spike?, self.progress.recent_loss?);
         let guessing = (self.config.model.vocab_size as f64).ln();
-        let bad = loss > spike * recent && loss > guessing;
-        bad.then(|| format!("the loss jumped to {loss:.4}, from {recent:.4} of late; guessing has {guessing:.4}"))
+        let spiked = loss > spike * recent && loss > guessing;
+        spiked.then(|| {
+            format!("the loss jumped to {loss:.4} from a recent mean of {recent:.4}; guessing gives {guessing:.4}")
+        })
     }
 
     /// Records that a run failed on a batch, and returns the error that names the first wrong tensor.
-    fn bad(
+    fn fail(
         &mut self,
         step: u64,
         what: String,
@@ -345,15 +350,15 @@ impl Trainer {
         let fault = diagnose(&self.model, gradients, batch, before.as_ref().map(|before| &before.model));
         let lr = self.config.train.schedule.lr;
         let advice = format!(
-            "it would go bad again: begin another run with a train.lr below {lr}, or a smaller train.clip"
+            "resuming would fail at the same step: start another run with a train.lr below {lr} or a smaller train.clip"
         );
         let kept = match self.saved {
-            Some(step) => format!("the checkpoint before is whole: {}", self.folder.checkpoint(step).display()),
+            Some(step) => format!("the last checkpoint is {}", self.folder.checkpoint(step).display()),
             None => "there is no checkpoint yet".into(),
         };
-        let bad = TrainError::Bad { step, what, fault, kept: format!("{kept}\n{advice}") };
-        self.stop(&bad.to_string(), watch)?;
-        Ok(bad)
+        let error = TrainError::Bad { step, what, fault, kept: format!("{kept}\n{advice}") };
+        self.stop(&error.to_string(), watch)?;
+        Ok(error)
     }
 
     /// Evaluates all splits, and returns whether the validation is the best so far.
@@ -392,7 +397,7 @@ impl Trainer {
                     let what = format!("the loss on {name} is {}", total.loss);
                     let batches = split.groups.iter().map(|(_, batch)| batch);
                     let batch = batches.max_by_key(|batch| batch.tokens.len()).expect("a split has data");
-                    return Err(self.bad(step, what, &[], batch, watch)?);
+                    return Err(self.fail(step, what, &[], batch, watch)?);
                 }
                 let score = (name == VALIDATION).then(|| self.task.score(&total));
                 if score.is_some() {
@@ -414,10 +419,14 @@ impl Trainer {
         }
         self.folder.check()?;
         // Metrics first, so that they are never behind a checkpoint.
-        self.log.sync().map_err(|source| TrainError::Metrics { source, again: self.again() })?;
+        self.log.sync().map_err(|source| TrainError::Metrics { source, next: self.next_action() })?;
         let best = self.progress.best.map(|best| best.step);
         let saved = Checkpoint::save(&self.folder.checkpoint(step), &self.model, &self.optimizer, &self.progress);
-        saved.map_err(|error| TrainError::Checkpoint { step, source: Box::new(error), again: self.again() })?;
+        saved.map_err(|error| TrainError::Checkpoint {
+            step,
+            source: Box::new(error),
+            next: self.next_action(),
+        })?;
         self.saved = Some(step);
         if let Err(error) = self.folder.prune(self.config.train.keep, best) {
             watch.warn(&format!("older checkpoints cannot be removed: {error}"));
@@ -425,19 +434,20 @@ impl Trainer {
         Ok(())
     }
 
+    /// Records that training ended.
     fn stop(&mut self, reason: &str, watch: &mut dyn Watch) -> Result<(), TrainError> {
         let record = StopRecord { step: self.progress.step, reason: reason.into(), peak_memory: memory::peak() };
         self.write(Record::Stop(record), watch)
     }
 
     fn write(&mut self, record: Record, watch: &mut dyn Watch) -> Result<(), TrainError> {
-        self.log.write(&record).map_err(|source| TrainError::Metrics { source, again: self.again() })?;
+        self.log.write(&record).map_err(|source| TrainError::Metrics { source, next: self.next_action() })?;
         watch.record(&record);
         Ok(())
     }
 
-    fn again(&self) -> String {
-        again(&self.folder, self.saved)
+    fn next_action(&self) -> String {
+        next_action(&self.folder, self.saved)
     }
 }
 
@@ -450,11 +460,11 @@ pub fn fresh_model(
     Ok(config.model.init(config.train.seed, device).map_err(RunConfigError::from)?)
 }
 
-/// What the same command would do next, with or without a checkpoint to resume from.
-fn again(folder: &RunFolder, saved: Option<u64>) -> String {
+/// What the same command does next, with or without a checkpoint to resume from.
+fn next_action(folder: &RunFolder, saved: Option<u64>) -> String {
     match saved {
-        Some(step) => format!("goes on from {}, which is whole", folder.checkpoint(step).display()),
-        None => "begins again: there is no checkpoint yet".into(),
+        Some(step) => format!("resumes from {}, which is intact", folder.checkpoint(step).display()),
+        None => "starts over: there is no checkpoint yet".into(),
     }
 }
 
@@ -464,7 +474,7 @@ fn gates(model: &Model, splits: &[Split]) -> Vec<BTreeMap<String, f64>> {
     // The group with the longest sequences is the most informative.
     let validation = splits.iter().find(|split| split.name == VALIDATION);
     let Some((_, batch)) = validation.and_then(|split| split.groups.last()) else { return layers };
-    let parts = looks(batch);
+    let parts = examined_parts(batch);
     let Some(batch) = parts.first() else { return layers };
     model.observe(&batch.tokens, &batch.sequences, |name, numbers| {
         let gate = name.strip_prefix("layers.").and_then(|rest| rest.split_once(".attn."));
@@ -484,9 +494,9 @@ mod tests {
     use super::*;
     use crate::config::Layer;
 
-    /// Without a checkpoint there is nothing to go on from.
+    /// The same command resumes from the last checkpoint, or starts over if there is none.
     #[test]
-    fn what_the_same_command_does_is_said() {
+    fn errors_say_what_the_same_command_does_next() {
         let keys = [
             "model.size=micro",
             "model.preset=retnet",
@@ -499,22 +509,22 @@ mod tests {
         let config = RunConfig::resolve(&layers).unwrap();
         let run = tempfile::tempdir().unwrap();
         let metrics = run.path().join(METRICS_FILE);
-        let said = || Trainer::open(&config, run.path(), &mut ()).err().expect("no records").to_string();
-        // A run that was killed when it had just begun, and a folder where its records should be.
+        let error = || Trainer::open(&config, run.path(), &mut ()).err().expect("no records").to_string();
+        // A folder in place of the records makes opening fail: first in a run that was killed before its first step.
         drop(Trainer::open(&config, run.path(), &mut ()).unwrap());
         std::fs::remove_file(&metrics).unwrap();
         std::fs::create_dir(&metrics).unwrap();
-        let early = said();
-        let end = "\nmend that, and the same command begins again: there is no checkpoint yet";
+        let early = error();
+        let end = "\nonce this is fixed, the same command starts over: there is no checkpoint yet";
         assert!(early.contains(METRICS_FILE) && early.ends_with(end), "{early}");
         std::fs::remove_dir(&metrics).unwrap();
         let outcome = Trainer::open(&config, run.path(), &mut ()).unwrap().run(&mut ()).unwrap();
         assert_eq!(outcome, Outcome::Finished);
         std::fs::remove_file(&metrics).unwrap();
         std::fs::create_dir(&metrics).unwrap();
-        let late = said();
+        let late = error();
         assert!(
-            late.contains("the same command goes on from") && late.ends_with("step-000002, which is whole"),
+            late.contains("the same command resumes from") && late.ends_with("step-000002, which is intact"),
             "{late}"
         );
     }

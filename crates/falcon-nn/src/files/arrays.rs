@@ -23,7 +23,7 @@ pub fn read_arrays(path: &Path) -> Result<NamedArrays, FileError> {
 
 /// [`read_arrays`] for a file whose contents have been read already; `path` is for error messages.
 pub fn arrays_from_bytes(bytes: &[u8], path: &Path) -> Result<NamedArrays, FileError> {
-    all(&open(bytes, path)?, path)
+    all_arrays(&open(bytes, path)?, path)
 }
 
 /// Writes a safetensors file atomically.
@@ -51,14 +51,14 @@ pub(super) fn write_with(path: &Path, arrays: &NamedArrays, metadata: &Metadata)
 pub(super) fn read_with_metadata(path: &Path) -> Result<(NamedArrays, Metadata), FileError> {
     let bytes = files::read_file(path, u64::MAX)?;
     let tensors = open(&bytes, path)?;
-    let arrays = all(&tensors, path)?;
+    let arrays = all_arrays(&tensors, path)?;
     let (_, header) = SafeTensors::read_metadata(&bytes).expect("it was opened above");
     let metadata = header.metadata().iter().flatten().map(|(key, text)| (key.clone(), text.clone())).collect();
     Ok((arrays, metadata))
 }
 
 /// Every tensor of a file, by name.
-fn all(file: &SafeTensors<'_>, path: &Path) -> Result<NamedArrays, FileError> {
+fn all_arrays(file: &SafeTensors<'_>, path: &Path) -> Result<NamedArrays, FileError> {
     let mut arrays = BTreeMap::new();
     for (name, tensor) in file.tensors() {
         let numbers = numbers(&name, &tensor, path)?;
@@ -113,7 +113,8 @@ pub(super) fn open<'b>(bytes: &'b [u8], path: &Path) -> Result<SafeTensors<'b>, 
     })
 }
 
-/// If the header of a file is complete and tensors reach beyond its end: where the first of them ends, and its name.
+/// If the header of a file is complete but the file ends before some tensors do: where the first of these would end,
+/// and its name.
 fn cut_off(bytes: &[u8]) -> Option<(usize, String)> {
     let (length, rest) = bytes.split_first_chunk::<8>()?;
     let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;

@@ -13,7 +13,7 @@ pub(crate) type ShapedArray = (Vec<usize>, Vec<f32>);
 /// The arrays of one state, with the names they are saved under.
 pub(crate) type StateArrays = Vec<(String, ShapedArray)>;
 
-/// The arrays of a saved state. Each mixer takes those that begin with its prefix.
+/// The arrays of a saved state that no mixer has taken yet. Each mixer takes those whose names begin with its prefix.
 pub(crate) struct Arrays {
     pub arrays: BTreeMap<String, ShapedArray>,
     /// The file, for error messages.

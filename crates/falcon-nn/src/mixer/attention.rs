@@ -87,9 +87,9 @@ impl Cache {
     }
 
     /// How many numbers it holds.
-    pub fn numbers(&self) -> usize {
-        let size = |x: &Tensor<4>| x.dims().iter().product::<usize>();
-        self.parts.iter().flat_map(|part| &part.blocks).map(|(k, v)| size(k) + size(v)).sum()
+    pub fn size(&self) -> usize {
+        let numbers = |x: &Tensor<4>| x.dims().iter().product::<usize>();
+        self.parts.iter().flat_map(|part| &part.blocks).map(|(k, v)| numbers(k) + numbers(v)).sum()
     }
 
     /// Selects `sequences`, in this order, from a cache of `all` sequences. `rows` holds the same indices as a tensor.
@@ -171,25 +171,25 @@ pub(crate) fn attend(
     let sequences = context.sequences;
     let count = sequences.count();
     if context.engine == Engine::Kernels && cache.parts.is_empty() {
-        let rows = |tokens: std::ops::Range<usize>, batch: usize| {
+        let cached = |tokens: std::ops::Range<usize>, batch: usize| {
             [&k, &v].map(|x| by_heads(x.clone().detach().slice_dim(0, tokens.clone()), batch)).into()
         };
         let cache = Cache::from_parts(match sequences.time() {
-            Some(_) => vec![rows(0..sequences.tokens(), count)],
-            None => sequences.offsets().windows(2).map(|w| rows(w[0]..w[1], 1)).collect(),
+            Some(_) => vec![cached(0..sequences.tokens(), count)],
+            None => sequences.offsets().windows(2).map(|w| cached(w[0]..w[1], 1)).collect(),
         });
         return (attention(q, k, v, sequences), cache);
     }
     let together = cache.parts.len() <= 1;
     let (out, parts) = if let (Some(time), true) = (sequences.time(), together) {
-        let (out, part) = batch(q, k, v, [count, time], cache.parts.pop());
+        let (out, part) = attend_batch(q, k, v, [count, time], cache.parts.pop());
         (out, vec![part])
     } else {
         cache.separate(count);
         let mut past = cache.parts.into_iter();
         let parts = sequences.offsets().windows(2).map(|w| {
             let [q, k, v] = [&q, &k, &v].map(|x| x.clone().slice_dim(0, w[0]..w[1]));
-            batch(q, k, v, [1, w[1] - w[0]], past.next())
+            attend_batch(q, k, v, [1, w[1] - w[0]], past.next())
         });
         let (out, parts): (Vec<_>, Vec<_>) = parts.unzip();
         (Tensor::cat(out, 0), parts)
@@ -199,7 +199,8 @@ pub(crate) fn attend(
     (out, Cache { parts })
 }
 
-fn batch(
+/// [`attend`] for `count` sequences that have `time` new tokens each and share one part of the cache, if they have any.
+fn attend_batch(
     q: Tensor<3>,
     k: Tensor<3>,
     v: Tensor<3>,
@@ -215,15 +216,15 @@ fn batch(
     let rows = (SCORES / (count * heads * total).max(1)).clamp(1, time);
     let out = (0..time).step_by(rows).map(|start| {
         let rows = rows.min(time - start);
-        weighted(q.clone().slice_dim(2, start..start + rows), &past, total - time + start, total)
+        attend_rows(q.clone().slice_dim(2, start..start + rows), &past, total - time + start, total)
     });
     let out = Tensor::cat(out.collect(), 2);
     let dim = out.dims()[3];
     (out.swap_dims(1, 2).reshape([count * time, heads, dim]), past)
 }
 
-/// `softmax(q Kᵀ) V` of queries `[batch, heads, rows, dim]`, the first of which is preceded by `before` tokens.
-fn weighted(q: Tensor<4>, past: &Past, before: usize, total: usize) -> Tensor<4> {
+/// `softmax(q Kᵀ) V` of queries `[batch, heads, rows, dim]`. `before` tokens precede that of the first query.
+fn attend_rows(q: Tensor<4>, past: &Past, before: usize, total: usize) -> Tensor<4> {
     let rows = q.dims()[2];
     let scores = past.blocks.iter().map(|(k, _)| q.clone().matmul(k.clone().swap_dims(2, 3)));
     let scores = Tensor::cat(scores.collect(), 3);
@@ -259,7 +260,8 @@ mod tests {
     use crate::probe::Probe;
     use crate::sequences::Sequences;
 
-    /// The largest difference between a sequence that is read at once and the same in pieces of the given lengths.
+    /// The largest difference between the outputs of a sequence that is read at once and those of the same sequence in
+    /// pieces of the given lengths, and the cache after the pieces.
     fn difference(engine: Engine, heads: usize, pieces: &[usize]) -> (f32, Cache) {
         let device = Device::flex();
         let total = pieces.iter().sum();
@@ -299,8 +301,8 @@ mod tests {
                 let (difference, cache) = difference(engine, 2, pieces);
                 assert!(difference < 1e-5, "{engine:?}: {difference}");
                 let total: usize = pieces.iter().sum();
-                assert!(cache.parts[0].blocks.len() > 1, "else nothing was tested");
-                assert_eq!(cache.numbers(), 2 * total * 2 * 8);
+                assert!(cache.parts[0].blocks.len() > 1, "the test needs a cache of several blocks");
+                assert_eq!(cache.size(), 2 * total * 2 * 8);
                 assert_eq!(cache.parts()[0].0.dims(), [1, 2, total, 8]);
             }
         }
@@ -314,7 +316,7 @@ mod tests {
         for _ in 0..3 * LARGEST_BLOCK {
             let one = Tensor::zeros([1, 1, 1, 1], &device);
             past.push((one.clone(), one));
-            assert!(past.blocks.len() <= 3 + 6, "{}", past.blocks.len());
+            assert!(past.blocks.len() <= 3 + 6, "{} blocks", past.blocks.len());
         }
         assert!(past.blocks.iter().map(time).eq([LARGEST_BLOCK, LARGEST_BLOCK, LARGEST_BLOCK]));
     }
@@ -324,7 +326,7 @@ mod tests {
     fn long_pieces_are_read_by_rows() {
         let heads = 4;
         let pieces = [2000, 2500];
-        assert!(heads * pieces[1] * 4500 > 2 * SCORES, "else nothing was tested");
+        assert!(heads * pieces[1] * 4500 > 2 * SCORES, "the test needs more scores than are held at once");
         let (difference, _) = difference(Engine::Kernels, heads, &pieces);
         assert!(difference < 1e-5, "{difference}");
     }

@@ -1,4 +1,4 @@
-//! Normalisation and feature map of queries and keys.
+//! Prepares queries and keys (normalisation, rotation, feature map, scale), and values (normalisation).
 
 use burn::tensor::{Tensor, activation};
 
@@ -28,7 +28,8 @@ impl Feature {
         }
     }
 
-    /// The features of queries and keys, and the values; `[tokens, heads, dim]` each.
+    /// The prepared queries, keys and values, `[tokens, heads, dim]` each. Steps that the configuration does not have
+    /// are left out.
     pub fn forward(
         &self,
         q: Tensor<3>,
@@ -43,20 +44,20 @@ impl Feature {
                 QkNorm::Rms => normalise(engine, Norm::Rms, x, None, self.eps),
                 QkNorm::L2 => normalise(engine, Norm::L2, x, None, self.eps),
             };
-            // The rotation can scale as well, if no feature map comes between.
-            let (turned_scale, scale) = if self.map == FeatureMap::Identity && rotary.is_some() {
+            // The rotation also applies the scale, in the same pass, if no feature map comes between the two.
+            let (rotation_scale, scale) = if self.map == FeatureMap::Identity && rotary.is_some() {
                 (scale.unwrap_or(1.0), None)
             } else {
                 (1.0, scale)
             };
             let x = match rotary {
-                Some(rotary) => rotary.turn(x, turned_scale),
+                Some(rotary) => rotary.rotate(x, rotation_scale),
                 None => x,
             };
             let x = match self.map {
                 FeatureMap::Identity => x,
-                // Not eˣ − 1 + 1, which rounds small numbers away, nor eˣ where x is large: its gradient would be 0 ·
-                // ∞.
+                // Computed as exp(min(x, 0)) + relu(x). eˣ − 1 + 1 would round small results to 0, and with eˣ of a
+                // large x the gradient would be 0 · ∞.
                 FeatureMap::EluPlusOne => x.clone().clamp_max(0.0).exp() + activation::relu(x),
                 FeatureMap::Relu => activation::relu(x),
                 FeatureMap::SquaredRelu => activation::relu(x).square(),
@@ -81,9 +82,9 @@ mod tests {
     use crate::probe::Probe;
     use crate::sequences::Sequences;
 
-    /// Far from zero, `ELU + 1` is positive and its gradient is finite.
+    /// Far from zero, `ELU + 1` and its gradient are accurate: small results are not 0, and no gradient is NaN.
     #[test]
-    fn positive_features_stay_positive() {
+    fn elu_plus_one_is_accurate_far_from_zero() {
         let config = MixerConfig::preset("linear-attention", 4, 1).unwrap();
         let device = Device::flex().autodiff();
         let feature = Feature::new(&config);

@@ -7,11 +7,10 @@
 //! γ = exp(−A Δ), A = e^{a_log}, Δ = softplus(W_a h + b)
 //! ```
 //!
-//! The paper names ctx-η without defining it. Here the network controls the step size itself, which is divided neither
-//! by the energy of the key that is written nor by the ridge. The constant `b₁ = ln(e − 1)` makes both controls start
-//! at a full step, `β = 1` and `η = 1 / Ē`. `Ē` is the nominal energy of a normalised key;
-//! [`MixerConfig::nominal_energy`] tells why the bound is sufficient. The biases `b` of the ridge and of `Δ` are
-//! learned, one for each head.
+//! The paper names ctx-η without defining it. Here the network outputs the step size itself, which is not divided by
+//! the energy of the key or by the ridge. The constant `b₁ = ln(e − 1)` makes both gates start at a full step, `β = 1`
+//! and `η = 1 / Ē`. `Ē` is the nominal energy of a normalised key; [`MixerConfig::nominal_energy`] explains why the
+//! bound is sufficient. The biases `b` of the ridge and of `Δ` are learned, one for each head.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, activation};
@@ -39,7 +38,7 @@ pub(crate) struct Gate {
     a_log: Option<Param<Tensor<1>>>,
     #[module(skip)]
     config: MixerConfig,
-    /// Carries that do not depend on the input, one for each head.
+    /// Decay factors that do not depend on the input, one for each head.
     #[module(skip)]
     fixed: Option<Vec<f32>>,
 }
@@ -118,10 +117,11 @@ impl Gate {
         Gates { decay: Some(gammas.expand([tokens, heads, self.decays(rule)])), ..gates }
     }
 
-    /// How many decays a head has. A carry, unlike a ridge, is given for each column.
+    /// How many decays a head has. With a gain for each column, decay factors are given by column as well; ridges are
+    /// not.
     fn decays(&self, rule: &Rule) -> usize {
-        let carry = !matches!(self.config.decay, DecayGate::None | DecayGate::Lambda);
-        if carry { self.gains(rule) } else { 1 }
+        let is_factor = !matches!(self.config.decay, DecayGate::None | DecayGate::Lambda);
+        if is_factor { self.gains(rule) } else { 1 }
     }
 
     /// How many gains a head has.
@@ -202,8 +202,8 @@ impl Gate {
     }
 
     /// Shows the gates to a probe, by the names that the paper gives them. For a ridge, `γ` is that of a key of nominal
-    /// energy: `1 − ηλ` with `λ = λ̄ Ē` (or the given `λ`, for rules that take it so) and `η = β / (Ē + λ + ε)` (or the
-    /// given `η`), and not below the clamp of the rule.
+    /// energy: `1 − ηλ` with `λ = λ̄ Ē` (or the given `λ`, for rules whose ridge is absolute) and `η = β / (Ē + λ + ε)`
+    /// (or the given `η`), and not below the clamp of the rule.
     pub fn show(&self, rule: &Rule, gates: &Gates, probe: &mut Probe<'_>) {
         if !probe.is_on() {
             return;
@@ -218,14 +218,14 @@ impl Gate {
                 let energy = self.config.nominal_energy();
                 let absolute = rule.decay == Decay::Ridge;
                 let lambda = if absolute { ridge.clone() } else { ridge.clone().mul_scalar(energy) };
-                let loss = match &gates.gain {
+                let eta_lambda = match &gates.gain {
                     Some(gain) if beta => {
                         gain.clone() / lambda.clone().add_scalar(energy + self.config.step_eps) * lambda
                     }
                     Some(gain) => gain.clone() * lambda,
                     None => lambda,
                 };
-                let gamma = loss.neg().add_scalar(1.0);
+                let gamma = eta_lambda.neg().add_scalar(1.0);
                 probe.show("attn.gamma", &rule.clamp.map_or(gamma.clone(), |least| gamma.clamp_min(least)));
             }
             (Some(gamma), _) => probe.show("attn.gamma", gamma),
@@ -265,7 +265,7 @@ mod tests {
 
     /// Every gain with every decay, by head and by column.
     #[test]
-    fn the_gates_are_their_tensor_operations() {
+    fn gates_equal_their_tensor_operations() {
         let (heads, width) = (3, 4);
         let gains = [GainGate::None, GainGate::Beta, GainGate::Eta, GainGate::Sigmoid, GainGate::Delta];
         let decays =
@@ -279,7 +279,7 @@ mod tests {
                 let has_gain = matches!(gain, GainGate::Beta | GainGate::Eta | GainGate::Sigmoid);
                 let has_decay = matches!(decay, DecayGate::Lambda | DecayGate::Selective);
                 let delta = gain == GainGate::Delta;
-                // Nothing depends on the context, or the configuration is invalid.
+                // Skips gates that do not depend on the context, and configurations that are invalid.
                 if !(has_gain || has_decay) || delta && (decay != DecayGate::Selective || each_column) {
                     continue;
                 }
@@ -293,11 +293,11 @@ mod tests {
                 compare(&shapes, |engine, inputs| {
                     let [z, a, bias, log] = inputs else { unreachable!("four inputs") };
                     let vector = |x: &Tensor<1>| Some(Param::initialized(ParamId::new(), x.clone()));
-                    let made = Gate::new(&config, heads * width, &mut Init::new(0, &z.device()));
+                    let initial = Gate::new(&config, heads * width, &mut Init::new(0, &z.device()));
                     let gate = Gate {
                         a_bias: if has_decay { vector(bias) } else { None },
                         a_log: if decay == DecayGate::Selective { vector(log) } else { None },
-                        ..made
+                        ..initial
                     };
                     let logits = Logits {
                         gain: has_gain.then(|| z.clone().reshape([tokens, heads * columns])),
@@ -327,7 +327,7 @@ mod tests {
     /// approaches 2, η of a rule that erases stops at `2 / (Ē (1 + λ̄))`, and η of one that does not grows without
     /// bound.
     #[test]
-    fn two_controls() {
+    fn step_sizes_and_ridges_are_those_computed_by_hand() {
         let half = 99f32.ln();
         for (name, gain, decay, expected) in [
             ("falcon-1a.1", 0.0, 0.0, (1.0, 0.0095)),
@@ -353,7 +353,7 @@ mod tests {
         let device = Device::flex();
         let config = MixerConfig::preset("lightning", 16, 4).unwrap();
         let mut init = Init::new(0, &device);
-        init.at(1, 4);
+        init.enter_layer(1, 4);
         let gate = Gate::new(&config, 16, &mut init);
         let logits = Logits { gain: None, decay: None };
         let gates = gates(&gate, &rule(&config), logits, Engine::Kernels, 1, &device);
@@ -364,7 +364,7 @@ mod tests {
 
     /// The `γ` that is shown is the one that the rule computes for a key of nominal energy.
     #[test]
-    fn the_carry_that_is_shown_is_that_of_the_rule() {
+    fn the_gamma_that_is_shown_is_that_of_the_rule() {
         let (heads, width) = (2, 4);
         let device = Device::flex();
         for (mixer, gain) in ["falcon-1", "falcon-1a", "online-ridge"]
@@ -400,7 +400,7 @@ mod tests {
             };
             let call = Call::new(&rule, Form::CHUNKED, inputs).unwrap();
             let found = call.coefficients(&call.fresh_state()).unwrap();
-            // The first token has no pair.
+            // Not the first token: it has no pair, so its γ is 1 whatever the gates are.
             for i in heads..2 * heads {
                 let (got, expected) = (shown[i], found.gamma[i]);
                 assert!((got - expected).abs() < 1e-6, "{mixer} {gain:?}: {got}, not {expected}");

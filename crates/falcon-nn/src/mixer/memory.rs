@@ -1,5 +1,5 @@
-//! What a mechanism remembers of the tokens it has read. This is the only place that tells the mechanisms apart when
-//! a layer runs; what each of them does is in a file of its own.
+//! What a mechanism remembers of the tokens it has read. When a layer runs, this is the only place that distinguishes
+//! the mechanisms; what each of them does is in a file of its own.
 
 use burn::tensor::{Int, Tensor};
 
@@ -103,10 +103,10 @@ impl Memory {
     }
 
     /// How many numbers it holds.
-    pub fn numbers(&self) -> usize {
+    pub fn size(&self) -> usize {
         match self {
-            Self::Rule(memory) => memory.numbers(),
-            Self::Cache(cache) => cache.numbers(),
+            Self::Rule(memory) => memory.size(),
+            Self::Cache(cache) => cache.size(),
         }
     }
 

@@ -1,5 +1,5 @@
-//! The token mixer: projections, convolution, features, gates, mechanism, output. One for all models; softmax attention
-//! replaces the rule and nothing else.
+//! The token mixer: projections, convolution, features, gates, mechanism, output. All models have the same mixer with
+//! different options; in a Transformer, softmax attention replaces the rule and nothing else.
 
 mod arrays;
 mod attention;
@@ -128,16 +128,16 @@ impl Mixer {
         Owner { config: &self.config, mechanism, engine, device }
     }
 
-    /// Rotary positions of the tokens of a call, if the mixer uses them. `start` counts the tokens of each sequence so
-    /// far.
+    /// Rotary positions of the tokens of a call, if the mixer uses them. `start` is the number of tokens of each
+    /// sequence so far.
     pub(crate) fn rotary(&self, sequences: &Sequences, start: &[usize]) -> Option<Rotary> {
         check_count(sequences, start);
         let theta = self.config.rope_theta?;
         Some(Rotary::new(theta, self.config.head_dim, sequences, start, self.engine, &self.output.device()))
     }
 
-    /// The mixer alone, or with a norm a branch of the residual stream, `x + mix(norm(x))`; `[tokens, hidden]` to the
-    /// same shape. Returns the state after the tokens, too.
+    /// Runs the mixer on `[tokens, hidden]`; returns the output, of the same shape, and the state after the tokens.
+    /// With `norm`, the output is that of the whole residual branch, `x + mixer(norm(x))`.
     pub(crate) fn mix(
         &self,
         x: Tensor<2>,
@@ -147,7 +147,7 @@ impl Mixer {
     ) -> (Tensor<2>, MixerState) {
         let MixerState { conv, memory, mut positions } = state;
         check_count(context.sequences, &positions);
-        // All products with the input at once; each part then takes its own.
+        // The products of the input with the matrices of all parts are computed together. Each part then takes its own.
         let matrices =
             self.project.matrices().into_iter().chain(self.gate.matrices()).chain(self.output.matrices());
         let weights = matrices.map(|linear| linear.weight.val()).collect();
@@ -171,7 +171,7 @@ impl Mixer {
     }
 }
 
-/// Refuses a state of another number of sequences, some of which would be left out.
+/// Refuses a state with another number of sequences: some sequences would be left out without notice.
 fn check_count(sequences: &Sequences, positions: &[usize]) {
     assert_eq!(
         positions.len(),

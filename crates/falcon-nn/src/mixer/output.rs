@@ -16,7 +16,7 @@ pub(crate) struct Output {
     o_norm: Option<RmsNorm>,
     g_proj: Option<Linear>,
     o_proj: Linear,
-    /// Weight of the value that is added to the output of its head, `[heads]`.
+    /// Weights with which values are added to the output of the mechanism, `[heads]`.
     d: Option<Param<Tensor<1>>>,
     #[module(skip)]
     norm: OutputNorm,

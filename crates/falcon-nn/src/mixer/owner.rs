@@ -5,7 +5,7 @@ use burn::tensor::Device;
 use crate::config::{Mechanism, MixerConfig};
 use crate::ops::Engine;
 
-/// What states depend on: the mixer that they belong to.
+/// The parts of a mixer that its states depend on.
 pub(crate) struct Owner<'a> {
     pub config: &'a MixerConfig,
     pub mechanism: &'a Mechanism,

@@ -9,11 +9,11 @@ use crate::file_error::FileError;
 use crate::ops::rule::RuleState;
 
 pub(super) fn fresh(owner: &Owner<'_>, rule: &Rule, sequences: usize) -> RuleState {
-    made(owner, rule, State::fresh(rule, &sizes(owner, sequences)))
+    for_engine(owner, rule, State::fresh(rule, &sizes(owner, sequences)))
 }
 
 pub(super) fn select(owner: &Owner<'_>, rule: &Rule, memory: &RuleState, sequences: &[usize]) -> RuleState {
-    made(owner, rule, memory.to_state(rule).select(sequences))
+    for_engine(owner, rule, memory.to_state(rule).select(sequences))
 }
 
 pub(super) fn join<'a>(
@@ -22,7 +22,7 @@ pub(super) fn join<'a>(
     memories: impl Iterator<Item = &'a RuleState>,
 ) -> RuleState {
     let states: Vec<_> = memories.map(|memory| memory.to_state(rule)).collect();
-    made(owner, rule, State::join(&states))
+    for_engine(owner, rule, State::join(&states))
 }
 
 pub(super) fn arrays(rule: &Rule, memory: &RuleState) -> StateArrays {
@@ -47,7 +47,7 @@ pub(super) fn restore(
 ) -> Result<RuleState, FileError> {
     let sizes = sizes(owner, positions.len());
     let Sizes { sequences, heads, dim_k, dim_v, .. } = sizes;
-    // Before a state is allocated: its size must be that of the file.
+    // First of all, so that no state is allocated for sequences whose memory the file does not hold.
     let memory = arrays.take("memory", &[sequences, heads, dim_k, rule.state_columns(dim_v)])?;
     let mut state = State::fresh(rule, &sizes);
     let [_, last_key, tail_keys, tail_values] = state.shapes();
@@ -58,10 +58,11 @@ pub(super) fn restore(
     }
     state.started = positions.iter().map(|position| *position > 0).collect();
     state.tail_len = positions.iter().map(|position| tail_length(rule, *position)).collect();
-    Ok(made(owner, rule, state))
+    Ok(for_engine(owner, rule, state))
 }
 
-fn made(owner: &Owner<'_>, rule: &Rule, state: State<f32>) -> RuleState {
+/// The state as the engine of the mixer keeps it.
+fn for_engine(owner: &Owner<'_>, rule: &Rule, state: State<f32>) -> RuleState {
     RuleState::new(owner.engine, rule, state, &owner.device)
 }
 

@@ -13,7 +13,7 @@ use crate::ops::tensor::numbers;
 
 /// The state of a batch of sequences in one mixer. Its size is fixed, except with softmax attention.
 ///
-/// It carries no gradient: a piece of a sequence learns from its own tokens only.
+/// No gradient flows through it: the gradients of a piece of a sequence come from the tokens of that piece only.
 #[derive(Clone, Debug)]
 pub struct MixerState {
     pub(crate) conv: ConvState,
@@ -74,7 +74,8 @@ impl Owner<'_> {
     pub fn restore(&self, positions: &[usize], arrays: &mut Arrays) -> Result<MixerState, FileError> {
         let MixerConfig { num_heads, num_key_heads, head_dim, head_v_dim, conv_size, .. } = *self.config;
         let mut conv = [None, None, None];
-        // Sequences with tokens have them; fresh ones may, if they were joined with such sequences and selected again.
+        // Sequences with tokens have these arrays. Fresh sequences have them only if they were joined with such
+        // sequences and selected again.
         if conv_size > 1 && (arrays.shape(CONVS[0]).is_some() || positions.iter().any(|position| *position > 0)) {
             let (keys, values) = (num_key_heads * head_dim, num_heads * head_v_dim);
             for ((past, name), channels) in conv.iter_mut().zip(CONVS).zip([keys, keys, values]) {
@@ -98,6 +99,6 @@ impl MixerState {
     /// Size of all its numbers, in bytes.
     pub fn bytes(&self) -> usize {
         let conv: usize = self.conv.iter().flatten().map(|past| past.dims().iter().product::<usize>()).sum();
-        (conv + self.memory.numbers()) * size_of::<f32>()
+        (conv + self.memory.size()) * size_of::<f32>()
     }
 }

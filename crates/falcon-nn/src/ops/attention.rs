@@ -55,7 +55,7 @@ impl HeadRows {
         }
     }
 
-    /// Computes these rows of `P`, `[rows, rows.end]`, with zeros above the diagonal.
+    /// Computes the given rows of `P` up to column `rows.end`, with zeros above the diagonal.
     fn weigh(&mut self, rows: &Range<usize>, dim: usize) {
         let width = rows.end;
         self.p.resize(rows.len() * width, 0.0);
@@ -107,7 +107,7 @@ impl Attention {
         let sequences = self.offsets.windows(2).map(|w| w[0]..w[1]);
         let places: Vec<_> =
             sequences.flat_map(|tokens| (0..heads).map(move |head| (tokens.clone(), head))).collect();
-        places.par_iter().map_init(S::default, |room, (tokens, head)| f(room, tokens, *head)).collect()
+        places.par_iter().map_init(S::default, |work, (tokens, head)| f(work, tokens, *head)).collect()
     }
 
     /// `[tokens, heads, dim]` from the rows of every head of every sequence.
@@ -150,8 +150,8 @@ impl SliceOp for Attention {
 
     fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
         let (heads, dim_v, dim_k) = (inputs[2].shape[1], inputs[2].shape[2], inputs[0].shape[2]);
-        let rows = self.by_heads(heads, |room: &mut (HeadRows, Vec<f32>, Vec<f32>), tokens, head| {
-            let ((work, grad_o, grad_a), time) = (room, tokens.len());
+        let rows = self.by_heads(heads, |buffers: &mut (HeadRows, Vec<f32>, Vec<f32>), tokens, head| {
+            let ((work, grad_o, grad_a), time) = (buffers, tokens.len());
             work.fill(inputs, tokens, head);
             gather(grad_o, &grad, [heads, dim_v], tokens, head);
             let [mut grad_q, mut grad_k] = [vec![0.0; time * dim_k], vec![0.0; time * dim_k]];
@@ -204,7 +204,7 @@ mod tests {
         let op = Attention { offsets: vec![0], scores: 3000 };
         for time in [0, 1, 54, 55, 70, 2999, 5000] {
             let blocks: Vec<_> = op.blocks(time).collect();
-            assert!(blocks.iter().cloned().flatten().eq(0..time));
+            assert!(blocks.iter().cloned().flatten().eq(0..time), "{time}: every row once, in order");
             assert!(
                 blocks.iter().all(|rows| rows.len() == 1 || rows.len() * rows.end <= 3000),
                 "{time}: {blocks:?}"
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn attention_is_its_tensor_operations() {
+    fn attention_equals_its_tensor_operations() {
         let (heads, dim) = (2, 5);
         // All rows at once, some at a time, and one by one.
         let cases = [(&[1][..], SCORES), (&[40], SCORES), (&[3, 70, 1], SCORES), (&[3, 70, 1], 3000), (&[40], 1)];

@@ -13,13 +13,13 @@ use super::bridge::Slice;
 /// cache.
 const BLOCK: usize = 128;
 
-/// With fewer blocks than this, threads share each matrix product instead.
+/// With fewer blocks than this, all rows are one block, and threads share each of its matrix products.
 const FEW: usize = 4;
 
 /// The most parts that rows are divided into, and so the most threads that can work on them.
 const PARTS: usize = 8;
 
-/// The most numbers that the sums of all parts take together, as long as there are at least two parts.
+/// The most numbers in the sums of all parts together, unless two parts have more already.
 const SUMS: usize = 1 << 22;
 
 /// A block of rows and what a task needs for it.
@@ -30,9 +30,9 @@ pub(super) struct RowBlock<'a, const S: usize> {
     pub rows: Range<usize>,
     /// The rows of the output arrays.
     pub out: Vec<&'a mut [f32]>,
-    /// Working memory for as many rows, with the contents of an earlier block.
+    /// Working memory for as many rows. It still holds what an earlier block has written.
     pub scratch: [&'a mut [f32]; S],
-    /// Sums over blocks.
+    /// Sums over the blocks of a part, to which this block adds.
     pub sums: &'a mut [f32],
     /// The matrix product `dst = dst · keep + a b`.
     pub product: Product,
@@ -46,7 +46,7 @@ pub(super) fn rows<'a>(array: &'a [f32], width: usize, rows: &Range<usize>) -> &
 }
 
 /// The memory that blocks write to.
-pub(super) struct Room<'a, const S: usize> {
+pub(super) struct Buffers<'a, const S: usize> {
     /// The output arrays, with all rows.
     pub out: Vec<&'a mut [f32]>,
     /// Widths of the rows of working memory.
@@ -59,10 +59,10 @@ pub(super) struct Room<'a, const S: usize> {
 /// its own sums, which are then added in order; the parts depend on the sizes only.
 pub(super) fn by_blocks<T: Send, const S: usize>(
     count: usize,
-    room: Room<'_, S>,
+    buffers: Buffers<'_, S>,
     f: impl Fn(RowBlock<'_, S>) -> T + Sync,
 ) -> (Vec<T>, Vec<f32>) {
-    let Room { mut out, scratch: scratch_widths, sums } = room;
+    let Buffers { mut out, scratch: scratch_widths, sums } = buffers;
     let widths: Vec<_> = out.iter().map(|out| out.len() / count.max(1)).collect();
     let run = |part: Range<usize>, mut out: Vec<&mut [f32]>, size: usize, product: Product| {
         let mut scratch = scratch_widths.map(|width| vec![0.0; size * width]);
@@ -174,13 +174,15 @@ mod tests {
             let run = |threads| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
                 let mut y = vec![0.0; 3 * count];
-                let room = Room { out: vec![&mut y], scratch: [3], sums: 3 };
+                let buffers = Buffers { out: vec![&mut y], scratch: [3], sums: 3 };
                 let (_, sum) = pool.install(|| {
-                    by_blocks(count, room, |mut block| {
-                        let ([y], [room]) = (&mut block.out[..], block.scratch) else { unreachable!("one array") };
+                    by_blocks(count, buffers, |mut block| {
+                        let ([y], [scratch]) = (&mut block.out[..], block.scratch) else {
+                            unreachable!("one array")
+                        };
                         y.copy_from_slice(rows(&x, 3, &block.rows));
-                        room.copy_from_slice(y);
-                        for x in room.chunks_exact(3) {
+                        scratch.copy_from_slice(y);
+                        for x in scratch.chunks_exact(3) {
                             block.sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
                         }
                     })
@@ -188,8 +190,8 @@ mod tests {
                 (y, sum)
             };
             let (y, sum) = run(1);
-            assert_eq!(y, x);
-            assert_eq!(run(3), (y, sum.clone()));
+            assert_eq!(y, x, "{count} rows");
+            assert_eq!(run(3), (y, sum.clone()), "{count} rows with three threads");
             for (i, sum) in sum.iter().enumerate() {
                 let expected: f64 = x.iter().skip(i).step_by(3).map(|x| f64::from(*x)).sum();
                 assert!((f64::from(*sum) - expected).abs() < 1e-3, "{count} rows");
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_read_the_same_either_way() {
+    fn transposed_weights_give_the_same_products() {
         let (inputs, outputs) = (19, 37);
         let data: Vec<f32> = (0..inputs * outputs).map(|i| i as f32).collect();
         let slice = Slice { data: &data, shape: &[outputs, inputs] };

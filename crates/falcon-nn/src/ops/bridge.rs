@@ -2,7 +2,7 @@
 //!
 //! A [`SliceOp`] has one output, a [`ManyOp`] several. An operation that returns more than tensors, such as a state, or
 //! that keeps something for its backward pass, is a function given to [`run_with`], which returns all of it as a value.
-//! This is the only module that knows how Burn dispatches and differentiates.
+//! This is the only module that depends on how Burn dispatches and differentiates.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
@@ -105,8 +105,8 @@ pub(crate) fn run_many(op: Arc<dyn ManyOp>, inputs: Vec<Primitive>) -> Vec<Primi
     run_with(forward, inputs).0
 }
 
-/// Runs a function of slices on tensors of the CPU backend. It is told whether a backward pass may follow; its adjoint
-/// is dropped if none does. Returns its outputs and its value.
+/// Runs a function of slices on tensors of the CPU backend; returns its outputs and its value. The second argument of
+/// `forward` tells whether a backward pass may follow; if none does, the adjoint is dropped.
 pub(crate) fn run_with<T, F>(forward: F, inputs: Vec<Primitive>) -> (Vec<Primitive>, T)
 where
     F: FnOnce(&[Slice<'_>], bool) -> ForwardPass<T>,
@@ -142,7 +142,7 @@ macro_rules! arities {
                 let mut next = || tensors.next().expect("as many as counted");
                 match count {
                     $($count => { $(let $x = next();)* Self::$name($($x),*) })*
-                    _ => panic!("{count} inputs: the bridge is not that wide"),
+                    _ => panic!("{count} inputs: an operation has from 1 to 8"),
                 }
             }
         }
@@ -158,7 +158,7 @@ macro_rules! arities {
         {
             match inputs.len() {
                 $($count => track_all::<B, C, T, F, $count>(forward, inputs),)*
-                count => panic!("{count} inputs: the bridge is not that wide"),
+                count => panic!("{count} inputs: an operation has from 1 to 8"),
             }
         }
     };
@@ -186,7 +186,7 @@ pub trait SliceBackend: Backend {
     where
         F: FnOnce(&[Slice<'_>], bool) -> ForwardPass<T>;
 
-    /// `grads` are the gradients of those of the `outputs` that `given` lists.
+    /// `grads` are the gradients of the outputs whose indices are in `given`. `outputs` is the number of all outputs.
     fn run_slices_backward(
         adjoint: Arc<dyn Adjoint>,
         #[extension_type] inputs: Args<Self>,
@@ -264,9 +264,10 @@ impl<B: SliceBackend, C: CheckpointStrategy> SliceBackend for Autodiff<B, C> {
 /// Outputs, adjoint and value of a call, as [`SliceBackend::run_slices`] returns them.
 type Tracked<B, T> = (Vec<FloatTensor<B>>, Arc<dyn Adjoint>, T);
 
-/// Burn's operations have one output each. An operation with several outputs is therefore a hub that every output hangs
-/// from: the backward passes of the outputs leave their gradients with the hub, whose own backward pass runs after all
-/// of them.
+/// Burn's operations have one output each. An operation with several outputs is therefore made of a hub, whose parents
+/// are the inputs, and of a spoke for each output, whose parent is the hub. In a backward pass each spoke stores the
+/// gradient of its output for the hub. The backward pass of the hub runs after those of its spokes and computes the
+/// gradients of the inputs.
 fn track_all<B, C, T, F, const N: usize>(
     forward: F,
     inputs: Vec<FloatTensor<Autodiff<B, C>>>,
@@ -282,15 +283,15 @@ where
     match Hub.prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(prep) => {
             let (mut outputs, adjoint, value) = B::run_slices(forward, inputs.clone().into(), true);
-            let left = Arc::new(Mutex::new(vec![None; outputs.len()]));
-            let saved = Saved { adjoint: adjoint.clone(), inputs, left: left.clone() };
+            let stored = Arc::new(Mutex::new(vec![None; outputs.len()]));
+            let saved = Saved { adjoint: adjoint.clone(), inputs, stored: stored.clone() };
             if outputs.len() == 1 {
                 return (vec![prep.finish(saved, outputs.remove(0))], adjoint, value);
             }
             let hub = prep.finish(saved, placeholder::<B>(&outputs[0]));
             let spokes = outputs.into_iter().enumerate().map(|(index, output)| {
                 match Spoke.prepare::<C>([hub.node()]).compute_bound().stateful() {
-                    OpsKind::Tracked(prep) => prep.finish((left.clone(), index), output),
+                    OpsKind::Tracked(prep) => prep.finish((stored.clone(), index), output),
                     OpsKind::UnTracked(prep) => prep.finish(output),
                 }
             });
@@ -312,14 +313,14 @@ fn placeholder<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_zeros([1].into(), &like.device(), like.dtype().into())
 }
 
-/// The gradients that outputs have left with their hub.
-type Left<B> = Arc<Mutex<Vec<Option<FloatTensor<B>>>>>;
+/// The gradients that the spokes have stored for their hub, by output.
+type StoredGrads<B> = Arc<Mutex<Vec<Option<FloatTensor<B>>>>>;
 
 #[derive(Clone, Debug)]
 struct Saved<B: Backend> {
     adjoint: Arc<dyn Adjoint>,
     inputs: Vec<FloatTensor<B>>,
-    left: Left<B>,
+    stored: StoredGrads<B>,
 }
 
 #[derive(Debug)]
@@ -330,15 +331,15 @@ impl<B: SliceBackend, const N: usize> Backward<B, N> for Hub {
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        let Saved { adjoint, inputs, left } = ops.state;
-        let mut left = std::mem::take(&mut *left.lock().expect("no step panicked"));
-        if let [only] = &mut left[..] {
+        let Saved { adjoint, inputs, stored } = ops.state;
+        let mut stored = std::mem::take(&mut *stored.lock().expect("no step panicked"));
+        if let [only] = &mut stored[..] {
             *only = Some(grad);
         }
-        let given = left.iter().enumerate().filter(|(_, grad)| grad.is_some()).map(|(index, _)| index).collect();
-        let outputs = left.len();
-        let left: Vec<_> = left.into_iter().flatten().collect();
-        let found = B::run_slices_backward(adjoint, inputs.into(), left.into(), given, outputs);
+        let given = stored.iter().enumerate().filter(|(_, grad)| grad.is_some()).map(|(index, _)| index).collect();
+        let outputs = stored.len();
+        let stored: Vec<_> = stored.into_iter().flatten().collect();
+        let found = B::run_slices_backward(adjoint, inputs.into(), stored.into(), given, outputs);
         assert_eq!(found.len(), N, "one gradient for each input");
         for (parent, grad) in ops.parents.into_iter().zip(found) {
             if let Some(node) = parent {
@@ -352,14 +353,14 @@ impl<B: SliceBackend, const N: usize> Backward<B, N> for Hub {
 struct Spoke;
 
 impl<B: Backend> Backward<B, 1> for Spoke {
-    type State = (Left<B>, usize);
+    type State = (StoredGrads<B>, usize);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        let (left, index) = ops.state;
+        let (stored, index) = ops.state;
         if let [Some(hub)] = ops.parents {
             grads.register::<B>(hub.id, placeholder::<B>(&grad));
         }
-        left.lock().expect("no step panicked")[index] = Some(grad);
+        stored.lock().expect("no step panicked")[index] = Some(grad);
     }
 }

@@ -99,7 +99,7 @@ impl<'a> ConvCall<'a> {
     }
 }
 
-/// The number of taps that has a loop of its own, for speed.
+/// The usual number of taps, for which there is a faster loop.
 const USUAL: usize = 4;
 
 /// The first rows of a matrix.
@@ -202,7 +202,8 @@ impl SliceOp for Conv {
                 );
             },
         );
-        // Blocks do not depend on the number of threads and are added in order, so the sum does not, either.
+        // Blocks do not depend on the number of threads and are added in order, so the sum does not depend on it
+        // either.
         let parts: Vec<Vec<f32>> = blocks
             .par_iter()
             .map(|(sequence, tokens)| {

@@ -1,4 +1,4 @@
-//! Rows of a matrix, and the sum of their gradients.
+//! The embedding: each token selects a row of a matrix, and the gradient of a row is summed over its tokens.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::Engine;
 use super::bridge::{Array, Slice, SliceOp, run};
 use super::slices::{by_rows, vectorised};
 
-/// The rows of `weight`, `[vocabulary, hidden]`, that `tokens` name.
+/// The rows of `weight`, `[vocabulary, hidden]`, that the `tokens` select.
 pub(crate) fn embed(engine: Engine, weight: Tensor<2>, tokens: &[u32]) -> Tensor<2> {
     let vocabulary = weight.dims()[0];
     if let Some((t, token)) = tokens.iter().enumerate().find(|(_, token)| **token as usize >= vocabulary) {
@@ -30,7 +30,7 @@ struct Embed {
     tokens: Vec<u32>,
 }
 
-/// Parts of the vocabulary whose gradients are summed up by themselves.
+/// Number of parts of the vocabulary. The gradients of each part are summed by one task.
 const PARTS: usize = 16;
 
 impl SliceOp for Embed {
@@ -49,7 +49,7 @@ impl SliceOp for Embed {
         let (vocabulary, width) = (inputs[0].shape[0], inputs[0].shape[1]);
         let mut sums = vec![0.0; vocabulary * width];
         let part = vocabulary.div_ceil(PARTS);
-        // Each row is in one part, which adds to it in the order of tokens: threads do not change the sum.
+        // Each row belongs to one part and is summed in the order of the tokens, so threads do not change the sum.
         sums.par_chunks_mut(part * width).enumerate().for_each(|(index, sums)| {
             let rows = index * part..index * part + sums.len() / width;
             vectorised(
@@ -77,7 +77,7 @@ mod tests {
     use crate::ops::testing::compare;
 
     #[test]
-    fn the_embedding_is_its_tensor_operations() {
+    fn the_embedding_equals_its_tensor_operations() {
         for (vocabulary, tokens) in [(1, 3), (7, 1), (50, 700)] {
             let width = 6;
             let rows: Vec<u32> = (0..tokens).map(|t| (t * t + 3 * t) % vocabulary).collect();

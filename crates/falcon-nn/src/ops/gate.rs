@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::blocks::{Room, by_blocks, rows};
+use super::blocks::{Buffers, by_blocks, rows};
 use super::bridge::{Array, ManyOp, Primitive, Slice, run_many};
 use super::slices::{sigmoid, vectorised};
 
@@ -34,7 +34,7 @@ pub(crate) const FULL_STEP: f64 = 0.541_324_854_612_918_1;
 pub(crate) enum DecayFunction {
     /// A ridge `λ`.
     Ridge { scale: f64 },
-    /// A carry `γ`.
+    /// A decay factor `γ = exp(−A Δ)`.
     Selective,
 }
 
@@ -87,9 +87,9 @@ impl Gating {
         GateInputs { z, a, b, rates: logs.iter().map(|x| x.exp()).collect(), tokens }
     }
 
-    /// `λ` or `Δ`, whichever the decay is made from, for rows of heads.
+    /// Computes what the decay is made from, for rows of heads: `λ` for a ridge, `Δ` for a selective decay.
     #[inline(always)]
-    fn before(&self, a: &[f32], b: &[f32], y: &mut [f32]) {
+    fn raw_decay(&self, a: &[f32], b: &[f32], y: &mut [f32]) {
         for (y, a) in y.chunks_exact_mut(self.heads).zip(a.chunks_exact(self.heads)) {
             match self.decay {
                 Some(DecayFunction::Ridge { scale }) => {
@@ -126,22 +126,23 @@ impl ManyOp for Gating {
         let widths = [self.gain.map(|_| gains), self.decay.map(|_| decays)];
         let mut outputs: Vec<_> =
             widths.into_iter().flatten().map(|width| (vec![0.0; tokens * heads * width], width)).collect();
-        let room = Room { out: outputs.iter_mut().map(|(y, _)| &mut y[..]).collect(), scratch: [heads], sums: 0 };
-        by_blocks(tokens, room, |block| {
-            let ([before], mut out) = (block.scratch, block.out.into_iter());
+        let buffers =
+            Buffers { out: outputs.iter_mut().map(|(y, _)| &mut y[..]).collect(), scratch: [heads], sums: 0 };
+        by_blocks(tokens, buffers, |block| {
+            let ([raw], mut out) = (block.scratch, block.out.into_iter());
             let gain = self.gain.and_then(|gain| Some((gain, out.next()?)));
             let decay = self.decay.and_then(|decay| Some((decay, out.next()?)));
             vectorised(
                 #[inline(always)]
                 || {
                     if let Some(a) = a {
-                        self.before(rows(a, heads, &block.rows), b, before);
+                        self.raw_decay(rows(a, heads, &block.rows), b, raw);
                     }
                     match (gain, z) {
-                        (Some((GainFunction::Delta, gain)), _) => gain.copy_from_slice(before),
+                        (Some((GainFunction::Delta, gain)), _) => gain.copy_from_slice(raw),
                         (Some((kind, gain)), Some(z)) => {
                             let z = rows(z, heads * gains, &block.rows).chunks_exact(gains);
-                            for ((gain, z), ridge) in gain.chunks_exact_mut(gains).zip(z).zip(&*before) {
+                            for ((gain, z), ridge) in gain.chunks_exact_mut(gains).zip(z).zip(&*raw) {
                                 let numbers = gain.iter_mut().zip(z);
                                 match kind {
                                     GainFunction::Step { unit, most } => {
@@ -163,9 +164,9 @@ impl ManyOp for Gating {
                         _ => {}
                     }
                     match decay {
-                        Some((DecayFunction::Ridge { .. }, decay)) => decay.copy_from_slice(before),
+                        Some((DecayFunction::Ridge { .. }, decay)) => decay.copy_from_slice(raw),
                         Some((DecayFunction::Selective, decay)) => {
-                            let deltas = before.iter().zip(rates.iter().cycle());
+                            let deltas = raw.iter().zip(rates.iter().cycle());
                             for (decay, (delta, rate)) in decay.chunks_exact_mut(decays).zip(deltas) {
                                 decay.fill((-rate * delta).exp());
                             }
@@ -186,13 +187,13 @@ impl ManyOp for Gating {
         let grad_decay = self.decay.and_then(|_| grads.next().flatten());
         let mut grad_z = z.map(|z| vec![0.0; z.len()]);
         let mut grad_a = a.map(|a| vec![0.0; a.len()]);
-        let room = Room {
+        let buffers = Buffers {
             out: [&mut grad_z, &mut grad_a].into_iter().flatten().map(|grad| &mut grad[..]).collect(),
             scratch: [heads, heads],
             sums: b.len() + rates.len(),
         };
-        let (_, sums) = by_blocks(tokens, room, |block| {
-            let ([before, grad_before], mut out) = (block.scratch, block.out.into_iter());
+        let (_, sums) = by_blocks(tokens, buffers, |block| {
+            let ([raw, grad_raw], mut out) = (block.scratch, block.out.into_iter());
             let (grad_z, grad_a) = (z.and_then(|_| out.next()), a.and_then(|_| out.next()));
             let (grad_b, grad_logs) = block.sums.split_at_mut(b.len());
             let grad_gain = grad_gain.as_ref().map(|grad| rows(grad, heads * gains, &block.rows));
@@ -201,17 +202,17 @@ impl ManyOp for Gating {
                 #[inline(always)]
                 || {
                     if let Some(a) = a {
-                        self.before(rows(a, heads, &block.rows), b, before);
+                        self.raw_decay(rows(a, heads, &block.rows), b, raw);
                     }
                     // dλ or dΔ, first the part that comes through the gain.
-                    grad_before.fill(0.0);
+                    grad_raw.fill(0.0);
                     match (self.gain, z, grad_z, grad_gain) {
-                        (Some(GainFunction::Delta), .., Some(grad)) => grad_before.copy_from_slice(grad),
+                        (Some(GainFunction::Delta), .., Some(grad)) => grad_raw.copy_from_slice(grad),
                         (Some(gain), Some(z), Some(grad_z), Some(grad)) => {
                             let z = rows(z, heads * gains, &block.rows).chunks_exact(gains);
                             let heads = grad_z.chunks_exact_mut(gains).zip(z).zip(grad.chunks_exact(gains));
                             for (((grad_z, z), grad), (ridge, grad_ridge)) in
-                                heads.zip(before.iter().zip(&mut *grad_before))
+                                heads.zip(raw.iter().zip(&mut *grad_raw))
                             {
                                 let numbers = grad_z.iter_mut().zip(z).zip(grad);
                                 match gain {
@@ -248,16 +249,16 @@ impl ManyOp for Gating {
                     for row in 0..block.rows.len() {
                         for head in 0..heads {
                             let i = row * heads + head;
-                            let (s, before) = (sigmoid(a[i] + b[head]), before[i]);
+                            let (s, raw) = (sigmoid(a[i] + b[head]), raw[i]);
                             let grad: f32 =
                                 grad_decay.map_or(0.0, |grad| grad[i * decays..][..decays].iter().sum());
                             grad_a[i] = match self.decay {
                                 Some(DecayFunction::Selective) => {
-                                    let through = -rates[head] * (-rates[head] * before).exp() * grad;
-                                    grad_logs[head] += through * before;
-                                    (grad_before[i] + through) * s
+                                    let through = -rates[head] * (-rates[head] * raw).exp() * grad;
+                                    grad_logs[head] += through * raw;
+                                    (grad_raw[i] + through) * s
                                 }
-                                _ => (grad_before[i] + grad) * before * (1.0 - s),
+                                _ => (grad_raw[i] + grad) * raw * (1.0 - s),
                             };
                             grad_b[head] += grad_a[i];
                         }

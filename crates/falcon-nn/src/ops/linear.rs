@@ -51,7 +51,7 @@ mod tests {
     use crate::ops::testing::compare;
 
     #[test]
-    fn a_product_is_its_tensor_operations() {
+    fn a_product_equals_its_tensor_operations() {
         let (inputs, outputs) = (24, 40);
         for tokens in [1, 64, 700] {
             compare(&[vec![tokens, inputs], vec![outputs, inputs]], |engine, given| {

@@ -88,7 +88,7 @@ pub fn predictions(logits: Tensor<2>, targets: &[Option<u32>]) -> Vec<Option<Pre
 }
 
 fn check(targets: &[Option<u32>], tokens: usize, vocabulary: usize) {
-    assert_eq!(targets.len(), tokens, "targets, and rows of logits");
+    assert_eq!(targets.len(), tokens, "there must be one entry of targets for each row of logits");
     let outside = |target: &Option<u32>| target.is_some_and(|target| target as usize >= vocabulary);
     if let Some((t, Some(target))) = targets.iter().enumerate().find(|(_, target)| outside(target)) {
         panic!("target {target} of token {t} is outside the vocabulary of {vocabulary}");
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loss_is_its_tensor_operations() {
+    fn the_loss_equals_its_tensor_operations() {
         for (tokens, vocabulary) in [(1, 3), (150, 37), (70, 100)] {
             let targets: Vec<Option<u32>> = (0..tokens).map(|t| target(t, vocabulary)).collect();
             crate::ops::testing::compare(&[vec![tokens, vocabulary]], |engine, inputs| {
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loss_and_its_gradient_are_the_definitions() {
+    fn the_loss_and_its_gradient_match_their_definitions() {
         let device = Device::flex().autodiff();
         let (tokens, vocabulary) = (150, 37);
         let data: Vec<f32> = (0..tokens * vocabulary).map(|i| 30.0 * (i as f32 * 0.37).sin()).collect();

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use falcon_kernels::mat::{Mat, MatMut};
 
-use super::blocks::{Room, Weight, by_blocks, rows, transpose};
+use super::blocks::{Buffers, Weight, by_blocks, rows, transpose};
 use super::bridge::{Adjoint, Array, ForwardPass, Slice, only, run_with};
 use super::norm::{Norm, Normaliser};
 use super::swiglu;
@@ -64,8 +64,8 @@ fn forward(normaliser: Normaliser, inputs: &[Slice<'_>], tracked: bool) -> Forwa
     let MlpInputs { x, norm, gate, up, down, tokens, hidden, inner } = MlpInputs::new(inputs);
     let [gate, up, down] = [gate, up, down].map(|weight| Weight::new(weight, tokens));
     let mut y = x.to_vec();
-    let room = Room { out: vec![&mut y], scratch: [hidden, inner], sums: 0 };
-    let (kept, _) = by_blocks(tokens, room, |mut block| {
+    let buffers = Buffers { out: vec![&mut y], scratch: [hidden, inner], sums: 0 };
+    let (kept, _) = by_blocks(tokens, buffers, |mut block| {
         let (y, [n, h], product) = (&mut *block.out[0], block.scratch, block.product);
         let [mut a, mut b] = [vec![0.0; h.len()], vec![0.0; h.len()]];
         normaliser.forward(y, Some(norm), hidden, n);
@@ -93,8 +93,8 @@ impl Adjoint for MlpAdjoint {
         let size = inner * hidden;
         let mut grad_x = only(grads);
         let scratch = [hidden, hidden, inner, inner, inner];
-        let room = Room { out: vec![&mut grad_x], scratch, sums: hidden + 3 * size };
-        let (_, mut sums) = by_blocks(tokens, room, |mut block| {
+        let buffers = Buffers { out: vec![&mut grad_x], scratch, sums: hidden + 3 * size };
+        let (_, mut sums) = by_blocks(tokens, buffers, |mut block| {
             let ([n, grad_n, h, grad_a, grad_b], product) = (block.scratch, block.product);
             let grad = &mut *block.out[0];
             let (x, [a, b]) = (rows(x, hidden, &block.rows), &self.kept[block.index]);
@@ -134,7 +134,7 @@ mod tests {
     use crate::ops::testing::compare;
 
     #[test]
-    fn the_branch_is_its_tensor_operations() {
+    fn the_branch_equals_its_tensor_operations() {
         let (hidden, inner) = (24, 40);
         for tokens in [1, 5, 129, 700] {
             let shapes = [

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use super::Engine;
-use super::blocks::{Room, by_blocks, rows};
+use super::blocks::{Buffers, by_blocks, rows};
 use super::bridge::{Array, Slice, SliceOp, run};
 use super::slices::{by_rows, dot, vectorised};
 
@@ -145,8 +145,8 @@ impl SliceOp for NormOp {
         let (x, weight) = (&inputs[0], inputs.get(1));
         let width = x.shape[x.shape.len() - 1];
         let mut grad_x = grad;
-        let room = Room { out: vec![&mut grad_x], scratch: [], sums: weight.map_or(0, |_| width) };
-        let (_, grad_weight) = by_blocks(x.data.len() / width, room, |mut block| {
+        let buffers = Buffers { out: vec![&mut grad_x], scratch: [], sums: weight.map_or(0, |_| width) };
+        let (_, grad_weight) = by_blocks(x.data.len() / width, buffers, |mut block| {
             let x = rows(x.data, width, &block.rows);
             self.0.backward(x, weight.map(|w| (w.data, block.sums)), width, &mut *block.out[0]);
         });
@@ -160,7 +160,7 @@ mod tests {
     use crate::ops::testing::compare;
 
     #[test]
-    fn norms_are_their_tensor_operations() {
+    fn norms_equal_their_tensor_operations() {
         let width = 24;
         for (count, norm) in [1, 64, 700].into_iter().flat_map(|count| [(count, Norm::Rms), (count, Norm::L2)]) {
             for weighted in [true, false] {

@@ -1,5 +1,5 @@
-//! The input and the output of a mixer: matrices that are applied to the same normalised input, and the one whose
-//! product is added to the residual stream.
+//! The matrix products at both ends of a mixer: [`project`] multiplies the normalised input by several matrices, and
+//! [`join`] multiplies the output by one matrix and adds it to the residual stream.
 //!
 //! ```text
 //! n = norm(x)    y_i = W_i n        dn = Σ_i W_iᵀ dy_i    dW_i = Σ dy_i nᵀ
@@ -12,14 +12,15 @@ use burn::tensor::Tensor;
 use falcon_kernels::mat::{Mat, MatMut};
 
 use super::Engine;
-use super::blocks::{Room, Weight, by_blocks, rows};
+use super::blocks::{Buffers, Weight, by_blocks, rows};
 use super::bridge::{Array, ManyOp, Slice, SliceOp, run, run_many};
 use super::norm::{Norm, Normaliser, normalise};
 
 /// An RMS norm: its weight, as wide as the pieces it normalises, and its ε.
 pub(crate) type Rms = (Tensor<1>, f64);
 
-/// `[tokens, hidden]` by matrices `[width, hidden]` to `[tokens, width]` each.
+/// Multiplies `norm(x)`, or `x` if there is no norm, `[tokens, hidden]`, by matrices `[width, hidden]`; the products
+/// are `[tokens, width]` each.
 pub(crate) fn project(engine: Engine, x: Tensor<2>, norm: Option<Rms>, weights: Vec<Tensor<2>>) -> Vec<Tensor<2>> {
     match engine {
         Engine::Kernels => {
@@ -35,7 +36,8 @@ pub(crate) fn project(engine: Engine, x: Tensor<2>, norm: Option<Rms>, weights: 
     }
 }
 
-/// `x + W norm(read)` for `read` `[tokens, width]`. The norm is applied to pieces as wide as its weight.
+/// `x + W norm(read)` for `read` `[tokens, width]`, or `W norm(read)` without `x`. The norm is applied to pieces as
+/// wide as its weight.
 pub(crate) fn join(
     engine: Engine,
     read: Tensor<2>,
@@ -78,12 +80,12 @@ fn norm_rows(engine: Engine, x: Tensor<2>, norm: Option<Rms>) -> Tensor<2> {
 /// A norm and its weight.
 type Weighted<'a> = (Normaliser, &'a [f32]);
 
-/// The normalised rows, computed in `room`; without a norm, the rows themselves.
-fn normed<'a>(norm: Option<Weighted<'_>>, x: &'a [f32], room: &'a mut [f32]) -> &'a [f32] {
+/// The normalised rows, computed in `scratch`; without a norm, the rows themselves.
+fn normed<'a>(norm: Option<Weighted<'_>>, x: &'a [f32], scratch: &'a mut [f32]) -> &'a [f32] {
     match norm {
         Some((norm, weight)) => {
-            norm.forward(x, Some(weight), weight.len(), room);
-            room
+            norm.forward(x, Some(weight), weight.len(), scratch);
+            scratch
         }
         None => x,
     }
@@ -111,10 +113,11 @@ impl ManyOp for ProjectOp {
         let [tokens, hidden] = [x.shape[0], x.shape[1]];
         let weights: Vec<_> = matrices.iter().map(|weight| Weight::new(weight, tokens)).collect();
         let mut outputs: Vec<_> = matrices.iter().map(|weight| vec![0.0; tokens * weight.shape[0]]).collect();
-        let room = Room { out: outputs.iter_mut().map(|y| &mut y[..]).collect(), scratch: [hidden], sums: 0 };
-        by_blocks(tokens, room, |block| {
-            let [room] = block.scratch;
-            let n = normed(norm, rows(x.data, hidden, &block.rows), room);
+        let buffers =
+            Buffers { out: outputs.iter_mut().map(|y| &mut y[..]).collect(), scratch: [hidden], sums: 0 };
+        by_blocks(tokens, buffers, |block| {
+            let [scratch] = block.scratch;
+            let n = normed(norm, rows(x.data, hidden, &block.rows), scratch);
             for (y, weight) in block.out.into_iter().zip(&weights) {
                 (block.product)(MatMut::new(y, weight.outputs()), 0.0, Mat::new(n, hidden), weight.t());
             }
@@ -129,11 +132,12 @@ impl ManyOp for ProjectOp {
         let norms = norm.map_or(0, |_| hidden);
         let sizes = matrices.iter().map(|weight| weight.data.len());
         let mut grad_x = vec![0.0; x.data.len()];
-        let room = Room { out: vec![&mut grad_x], scratch: [hidden], sums: norms + sizes.clone().sum::<usize>() };
-        let (_, mut sums) = by_blocks(tokens, room, |mut block| {
-            let ([room], grad_n, product) = (block.scratch, &mut *block.out[0], block.product);
+        let buffers =
+            Buffers { out: vec![&mut grad_x], scratch: [hidden], sums: norms + sizes.clone().sum::<usize>() };
+        let (_, mut sums) = by_blocks(tokens, buffers, |mut block| {
+            let ([scratch], grad_n, product) = (block.scratch, &mut *block.out[0], block.product);
             let x = rows(x.data, hidden, &block.rows);
-            let n = normed(norm, x, room);
+            let n = normed(norm, x, scratch);
             let (grad_norm, mut rest) = block.sums.split_at_mut(norms);
             let mut keep = 0.0;
             for (weight, grad) in matrices.iter().zip(&grads) {
@@ -186,9 +190,9 @@ impl SliceOp for JoinOp {
             Some(x) => (x.data.to_vec(), 1.0),
             None => (vec![0.0; tokens * hidden], 0.0),
         };
-        by_blocks(tokens, Room { out: vec![&mut y], scratch: [width], sums: 0 }, |mut block| {
-            let [room] = block.scratch;
-            let m = normed(norm, rows(read.data, width, &block.rows), room);
+        by_blocks(tokens, Buffers { out: vec![&mut y], scratch: [width], sums: 0 }, |mut block| {
+            let [scratch] = block.scratch;
+            let m = normed(norm, rows(read.data, width, &block.rows), scratch);
             (block.product)(MatMut::new(&mut *block.out[0], hidden), keep, Mat::new(m, width), weight.t());
         });
         Array { data: y, shape: vec![tokens, hidden] }
@@ -199,12 +203,12 @@ impl SliceOp for JoinOp {
         let ([tokens, width], hidden) = ([read.shape[0], read.shape[1]], weight.shape[0]);
         let mut grad_read = vec![0.0; read.data.len()];
         let sums = weight.data.len() + norm.map_or(0, |(_, weight)| weight.len());
-        let room = Room { out: vec![&mut grad_read], scratch: [width], sums };
-        let (_, mut sums) = by_blocks(tokens, room, |mut block| {
-            let ([room], grad_read, product) = (block.scratch, &mut *block.out[0], block.product);
+        let buffers = Buffers { out: vec![&mut grad_read], scratch: [width], sums };
+        let (_, mut sums) = by_blocks(tokens, buffers, |mut block| {
+            let ([scratch], grad_read, product) = (block.scratch, &mut *block.out[0], block.product);
             let read = rows(read.data, width, &block.rows);
             let grad = Mat::new(rows(&grad, hidden, &block.rows), hidden);
-            let m = normed(norm, read, room);
+            let m = normed(norm, read, scratch);
             let (grad_weight, grad_norm) = block.sums.split_at_mut(weight.data.len());
             product(MatMut::new(grad_read, width), 0.0, grad, Mat::new(weight.data, width));
             product(MatMut::new(grad_weight, width), 1.0, grad.t(), Mat::new(m, width));
@@ -224,7 +228,7 @@ mod tests {
     use crate::ops::testing::compare;
 
     #[test]
-    fn projections_are_their_tensor_operations() {
+    fn projections_equal_their_tensor_operations() {
         let hidden = 24;
         for (tokens, normed) in [(1, true), (5, false), (700, true), (515, false)] {
             let shapes = [vec![tokens, hidden], vec![hidden], vec![40, hidden], vec![3, hidden], vec![8, hidden]];
@@ -234,7 +238,7 @@ mod tests {
                 let weights = inputs[2..].iter().zip(&shapes[2..]);
                 let weights = weights.map(|(weight, shape)| weight.clone().reshape([shape[0], shape[1]]));
                 let mut outputs = project(engine, x, norm, weights.collect());
-                // Nothing may depend on one of them.
+                // The gradient must be right even if the loss does not depend on one of the outputs.
                 outputs.remove(1);
                 outputs.into_iter().map(|y| y.flatten(0, 1)).collect()
             });
@@ -242,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn joining_is_its_tensor_operations() {
+    fn joining_equals_its_tensor_operations() {
         let (heads, piece, hidden) = (3, 8, 20);
         for (tokens, normed, added) in
             [(1, true, true), (5, false, true), (700, true, true), (515, true, false), (6, false, false)]

@@ -22,8 +22,8 @@ pub(crate) enum RuleState {
 /// Chunk size of the rules in tensor operations.
 const TENSOR_CHUNK: usize = 32;
 
-/// Runs `rule` over sequences that continue from `state`; returns the outputs and the state after them. The state
-/// carries no gradient: a piece of a sequence learns from its own tokens only.
+/// Runs `rule` over sequences that continue from `state`; returns the outputs and the state after them. No gradient
+/// flows through the state: the gradients of a piece of a sequence come from the tokens of that piece only.
 pub(crate) fn rule(
     rule: &Rule,
     inputs: RuleInputs,
@@ -63,10 +63,10 @@ impl RuleState {
     }
 
     /// How many numbers it holds.
-    pub fn numbers(&self) -> usize {
+    pub fn size(&self) -> usize {
         match self {
             Self::Kernels(decoder) => decoder.state().bytes() / size_of::<f32>(),
-            Self::Tensors(state) => state.numbers(),
+            Self::Tensors(state) => state.size(),
         }
     }
 }
@@ -141,7 +141,7 @@ impl RuleCall {
             (result, state)
         };
         let tape = result.unwrap_or_else(|error| match error {
-            // A gate that is not finite makes everything NaN, including the sequences beside it; training looks for it.
+            // After a non-finite gate, the outputs and the memories of all sequences are NaN, and training reports it.
             Error::Range { value, .. } if !value.is_finite() => {
                 out.fill(f32::NAN);
                 state.memory.fill(f32::NAN);
@@ -158,7 +158,7 @@ impl RuleCall {
 #[derive(Debug)]
 struct RuleAdjoint {
     call: RuleCall,
-    /// None if the forward pass met a gate that is not finite.
+    /// None if the forward pass had a non-finite gate.
     tape: Option<Tape<f32>>,
 }
 

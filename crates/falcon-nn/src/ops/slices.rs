@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn folds_are_the_definitions() {
+    fn sum_and_max_match_their_definitions() {
         for len in [0, 1, 15, 16, 50] {
             let x: Vec<f32> = (0..len).map(|i| ((i * 7 % 23) as f32) - 30.0).collect();
             assert_eq!(sum(&x), x.iter().sum::<f32>());

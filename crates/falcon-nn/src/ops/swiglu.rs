@@ -83,7 +83,7 @@ mod tests {
     use crate::ops::testing::compare;
 
     #[test]
-    fn swiglu_is_its_tensor_operations() {
+    fn swiglu_equals_its_tensor_operations() {
         for (count, width) in [(1, 70), (64, 64), (700, 70)] {
             compare(&[vec![count, width], vec![count, width]], |engine, inputs| {
                 let [a, b] = [0, 1].map(|i| inputs[i].clone().reshape([count, width]).mul_scalar(3.0));

@@ -63,7 +63,7 @@ pub(crate) fn scan(
     (out, state)
 }
 
-/// The longest runs of sequences that are alike.
+/// Divides the sequences into the longest runs of consecutive ones that are alike.
 fn alike(offsets: &[usize], state: &TensorState) -> Vec<Range<usize>> {
     let kind = |s: usize| (offsets[s + 1] - offsets[s], state.tail_len[s], state.started[s]);
     let mut runs: Vec<Range<usize>> = Vec::new();

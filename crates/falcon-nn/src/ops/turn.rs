@@ -20,19 +20,19 @@ pub(crate) struct Angles {
 
 /// On the CPU: rotates `[tokens, heads, dim]`, feature `i` together with feature `i + dim / 2`, and multiplies by
 /// `scale`.
-pub(crate) fn turn(x: Tensor<3>, angles: Arc<Angles>, scale: f64) -> Tensor<3> {
-    run(Arc::new(Turn { angles, scale: scale as f32 }), [x.into_dispatch()])
+pub(crate) fn rotate(x: Tensor<3>, angles: Arc<Angles>, scale: f64) -> Tensor<3> {
+    run(Arc::new(Rotation { angles, scale: scale as f32 }), [x.into_dispatch()])
 }
 
 #[derive(Debug)]
-struct Turn {
+struct Rotation {
     angles: Arc<Angles>,
     scale: f32,
 }
 
-impl Turn {
-    /// `sign` is 1, or −1 for the adjoint.
-    fn turned(&self, x: &[f32], shape: &[usize], sign: f32) -> Vec<f32> {
+impl Rotation {
+    /// Rotates and scales rows. `sign` is 1, or −1 for the adjoint, which rotates by the opposite angle.
+    fn rotated(&self, x: &[f32], shape: &[usize], sign: f32) -> Vec<f32> {
         let (heads, dim) = (shape[1], shape[2]);
         let (half, width) = (dim / 2, heads * dim);
         assert_eq!(self.angles.cos.len(), shape[0] * half, "one angle for each token and pair of features");
@@ -62,13 +62,13 @@ impl Turn {
     }
 }
 
-impl SliceOp for Turn {
+impl SliceOp for Rotation {
     fn forward(&self, inputs: &[Slice<'_>], _: bool) -> Array {
-        Array { data: self.turned(inputs[0].data, inputs[0].shape, 1.0), shape: inputs[0].shape.to_vec() }
+        Array { data: self.rotated(inputs[0].data, inputs[0].shape, 1.0), shape: inputs[0].shape.to_vec() }
     }
 
     fn backward(&self, inputs: &[Slice<'_>], grad: Vec<f32>) -> Vec<Vec<f32>> {
-        vec![self.turned(&grad, inputs[0].shape, -1.0)]
+        vec![self.rotated(&grad, inputs[0].shape, -1.0)]
     }
 }
 
@@ -81,14 +81,14 @@ mod tests {
     use crate::sequences::Sequences;
 
     #[test]
-    fn turning_is_its_tensor_operations() {
+    fn rotation_equals_its_tensor_operations() {
         for lengths in [&[1][..], &[3, 70]] {
             let sequences = Sequences::packed(lengths);
             let (tokens, heads, dim) = (sequences.tokens(), 3, 10);
             compare(&[vec![tokens, heads, dim]], |engine, inputs| {
                 let device = Device::flex().autodiff();
                 let rotary = Rotary::new(1e4, dim, &sequences, &vec![7; lengths.len()], engine, &device);
-                vec![rotary.turn(inputs[0].clone().reshape([tokens, heads, dim]), 0.3).flatten(0, 2)]
+                vec![rotary.rotate(inputs[0].clone().reshape([tokens, heads, dim]), 0.3).flatten(0, 2)]
             });
         }
     }

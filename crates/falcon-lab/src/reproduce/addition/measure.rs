@@ -21,8 +21,8 @@ use crate::reproduce::training::{FinishedRun, RowError};
 pub struct WidthResult {
     /// The number of digits of the longer operand.
     pub width: usize,
-    /// The fraction of target digits that are right with the true digits before them as input. The end of a sum
-    /// counts as a digit, if the task asks for it.
+    /// The fraction of target digits that are right with the true digits before them as input. The end token of a sum
+    /// counts as a digit, if the task has one.
     pub accuracy: f64,
     /// The fraction of sums in which all digits are right. This is the same with the true digits as input and with
     /// the model's own.
@@ -30,14 +30,14 @@ pub struct WidthResult {
     /// The fraction of target digits that are right with the model's own digits as input.
     pub free: f64,
     /// The teacher-forced accuracy of each digit of the sum, the lowest first, over the samples that have it. The end
-    /// of a sum is not included.
+    /// token is not included.
     pub digits: Vec<f64>,
 }
 
 /// Name of the file in the folder of a run that keeps its results.
 const RESULT_FILE: &str = "result.json";
 
-/// The results of a run, and what they belong to.
+/// The results of a run, and the weights and number of samples that they were measured with.
 #[derive(Serialize, Deserialize)]
 struct KeptWidths {
     /// The hash of the evaluated weights.
@@ -133,7 +133,7 @@ fn free_running(model: &Model, batch: &Batch) -> usize {
     let (mut prompts, mut lengths, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
     for window in batch.sequences.offsets().windows(2) {
         let (tokens, targets) = (&batch.tokens[window[0]..window[1]], &batch.targets[window[0]..window[1]]);
-        let last = targets.iter().position(Option::is_some).expect("a sum is asked for");
+        let last = targets.iter().position(Option::is_some).expect("every sample has targets");
         prompts.extend_from_slice(&tokens[..=last]);
         lengths.push(last + 1);
         wanted.push(&targets[last..]);
@@ -175,9 +175,9 @@ mod tests {
         AdditionConfig { operands: Operands::Independent, leading_zeros: false, ..task.clone() }
     }
 
-    /// Three ways of counting agree on an untrained model.
+    /// Counts by digit, by sum and by token agree on an untrained model.
     #[test]
-    fn measurements_agree() {
+    fn counts_agree_with_each_other() {
         let (model, task) = model_and_task();
         let result = measure(&model, &task, 1, 300);
         assert_eq!(result.digits.len(), 2);
@@ -193,9 +193,9 @@ mod tests {
         assert_eq!(result.free, free_running(&model, &whole) as f64 / whole.asked() as f64);
     }
 
-    /// Each digit is counted over the sums that have it, and the end is not a digit.
+    /// The end token is not a digit.
     #[test]
-    fn digits_are_of_the_sums_that_have_them() {
+    fn each_digit_is_counted_over_the_sums_that_have_it() {
         let (model, task) = model_and_task();
         let task = ragged(&task);
         let batch = task.held_out(Part::Test, 3, 40);
@@ -214,9 +214,10 @@ mod tests {
         assert_eq!(measure(&model, &task, 3, 40).digits, digits);
     }
 
-    /// If the targets are the model's own predictions, both inputs are the same and everything is right.
+    /// If the targets are the model's own predictions, the true digits and the model's own are the same input, and all
+    /// predictions are right.
     #[test]
-    fn own_predictions_as_targets_are_all_right() {
+    fn own_predictions_used_as_targets_are_all_right() {
         let (model, task) = model_and_task();
         for task in [ragged(&task), task] {
             let mut batch = task.held_out(Part::Test, 3, 20);
@@ -227,14 +228,14 @@ mod tests {
             };
             for digit in 0..=4 {
                 let logits = logits(&model, &batch);
-                let said: Vec<u32> = logits.argmax(1).into_data().iter::<u32>().collect();
+                let predicted: Vec<u32> = logits.argmax(1).into_data().iter::<u32>().collect();
                 for window in &windows {
                     let at = equals(*window, &batch) + digit;
                     if at < window.1 {
-                        batch.targets[at] = Some(said[at]);
+                        batch.targets[at] = Some(predicted[at]);
                     }
                     if at + 1 < window.1 {
-                        batch.tokens[at + 1] = said[at];
+                        batch.tokens[at + 1] = predicted[at];
                     }
                 }
             }
@@ -242,7 +243,7 @@ mod tests {
             assert_eq!(free_running(&model, &batch), asked);
             let forced = predictions(logits(&model, &batch), &batch.targets);
             assert!(forced.iter().flatten().all(|prediction| prediction.right));
-            // The last of the first sequence and the first of the second.
+            // Makes the last target of the first sequence and the first target of the second wrong.
             for at in [windows[0].1 - 1, equals(windows[1], &batch)] {
                 batch.targets[at] = batch.targets[at].map(|digit| (digit + 1) % 10);
             }

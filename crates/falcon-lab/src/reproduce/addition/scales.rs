@@ -7,9 +7,9 @@ use crate::reproduce::row::TableRow;
 use crate::reproduce::scale::{ExperimentScale, row_config};
 
 /// The initial values and the schedule of all rows, found in trials with Falcon-1A.3 at 32 digits: the same learning
-/// rate for the embedding, the convolutions and the gates as for the matrices, matrices initialised with `1 /
-/// √fan_in`, and memories that span 10 to 150 tokens from the first step on. With these it reached 66% of the digits
-/// in the time in which the presets' own initial values reached 42%.
+/// rate for the embedding, the convolutions and the gates as for the matrices, matrices initialised with `1 / √fan_in`,
+/// and memories that span 10 to 150 tokens from the first step on. With these values, that model got 66% of the digits
+/// right in the time in which it got 42% right with the initial values of the presets.
 macro_rules! recipe {
     ($($set:literal),* $(,)?) => {
         &[
@@ -90,8 +90,8 @@ pub const SCALES: &[ExperimentScale] = &[
     },
 ];
 
-/// The configuration of a row: that of the scale, then `more`, which is asked for all rows, then the changes of the
-/// row itself.
+/// The configuration of a row: the settings of the scale, overridden by `more`, which apply to all rows, and by the
+/// settings of the row itself.
 pub fn config(
     scale: &ExperimentScale,
     row: &TableRow,
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_scale_is_a_configuration() {
+    fn scales_are_valid_and_rows_differ_only_where_allowed() {
         for scale in SCALES {
             for name in scale.models {
                 let config = config(scale, &TableRow::parse(name), 3, &[]).unwrap();

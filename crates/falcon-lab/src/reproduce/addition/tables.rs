@@ -22,7 +22,7 @@ const TABLE_FILE: &str = "table.md";
 const CURVES_FILE: &str = "curves.svg";
 const DIGITS_FILE: &str = "digits.svg";
 
-/// A result of a width.
+/// Selects one of the results of a width.
 type Value = fn(&WidthResult) -> f64;
 
 impl Experiment for AdditionExperiment {
@@ -49,7 +49,7 @@ impl Experiment for AdditionExperiment {
 }
 
 impl AdditionRecord {
-    /// A fraction over the seeds that have it, in percent.
+    /// The mean and deviation of a fraction over the seeds that have it, in percent.
     fn percent(&self, name: &str, value: impl Fn(&RowResult<AdditionExperiment>) -> Option<f64>) -> String {
         let values: Vec<f64> = self.seeds_of(name).into_iter().filter_map(value).collect();
         if values.is_empty() { MISSING.into() } else { Spread::of(&values).percent() }
@@ -310,11 +310,11 @@ mod tests {
         assert!(summary.contains("| 5–6 digits | 5–6, exact | 7–8 digits | 7–8, exact |"), "{summary}");
         assert!(summary.contains("| 25.0 ± 0.0 | 3.1 ± 0.0 | 10.0 ± 0.0 | 2.0 ± 0.0 |"), "{summary}");
         assert!(record.table().contains("| 7–8, own digits | 5 / 6 |"), "{}", record.table());
-        // 32 digits and half as many again are 48.
+        // One and a half times 32 digits is 48.
         record.settings.max_width = 32;
         record.rows[0].measured.widths.last_mut().unwrap().width = 64;
         assert_eq!(record.beyond(), [33..=48, 49..=64]);
-        // Of one digit, half as many again are rounded up.
+        // One and a half times one digit is rounded up to two.
         record.settings.max_width = 1;
         record.rows[0].measured.widths.last_mut().unwrap().width = 3;
         record.rows.truncate(1);

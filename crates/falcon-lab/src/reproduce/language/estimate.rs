@@ -16,7 +16,7 @@ pub struct RowEstimate {
     pub name: String,
     /// The number of its seeds, each of which is a run.
     pub seeds: usize,
-    /// The cost of its search, in full runs.
+    /// Its share of the cost of a search, as a number of full runs.
     pub search: f64,
     /// The cost of a run.
     pub cost: RunEstimate,
@@ -37,8 +37,9 @@ pub struct RunEstimate {
     pub flops: f64,
 }
 
-/// Times the two parts of a step, the gradients of one part of a batch and the update, `rounds` times after one to
-/// warm up, and takes the fastest of each. The tokens are synthetic, because the text makes no difference.
+/// Estimates the cost of a run by timing the two parts of a step: the gradients of one part of a batch, and the update.
+/// Each is timed in `rounds` rounds, after one to warm up, and the fastest time is taken. The tokens are synthetic,
+/// because the text makes no difference.
 pub fn estimate_run(config: &RunConfig, rounds: usize) -> Result<RunEstimate, RunConfigError> {
     let TaskConfig::Text(task) = &config.task else { unreachable!("the task is set to text") };
     let mut model = config.model.init(config.train.seed, &Device::flex().autodiff())?;

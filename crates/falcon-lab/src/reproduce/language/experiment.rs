@@ -1,6 +1,6 @@
 //! What a record of the experiment holds.
 
-use falcon_lm::evaluate::{Asked, BenchmarkResult, TextResult};
+use falcon_lm::evaluate::{BenchmarkResult, ExamFingerprints, TextResult};
 use serde::{Deserialize, Serialize};
 
 use crate::reproduce::record::ExperimentRecord;
@@ -37,8 +37,8 @@ pub struct LanguageMeasured {
 
 impl LanguageMeasured {
     /// The results for what is asked, in order; none if some are missing.
-    pub fn answering(&self, asked: &Asked) -> Option<Self> {
-        let (texts, benchmarks) = asked.answers(&self.texts, &self.benchmarks)?;
+    pub fn answering(&self, asked: &ExamFingerprints) -> Option<Self> {
+        let (texts, benchmarks) = asked.find_results(&self.texts, &self.benchmarks)?;
         Some(Self { curve: self.curve.clone(), texts, benchmarks })
     }
 }

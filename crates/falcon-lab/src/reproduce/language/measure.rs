@@ -27,7 +27,8 @@ pub(super) fn exam(config: &RunConfig, texts: Vec<ExamText>) -> Exam {
     Exam::new(valid.chain(texts).collect(), Some(window))
 }
 
-/// Evaluates the best checkpoint of a run, except for what the results in its folder have already. None if interrupted.
+/// Evaluates the best checkpoint of a run. Results that are in the folder of the run already are not measured again.
+/// None if interrupted.
 pub(super) fn evaluate_run(
     run: &FinishedRun,
     name: &str,
@@ -37,9 +38,9 @@ pub(super) fn evaluate_run(
 ) -> Result<Option<(LanguageTraining, LanguageMeasured)>, RowError> {
     let trained = Trained::open(&run.checkpoint, None, &Device::flex())?;
     let path = folder.join(RESULT_FILE);
-    let known = std::fs::read(&path).ok().and_then(|json| serde_json::from_slice::<ModelResult>(&json).ok());
-    let known = known.filter(|known| known.weights == trained.weights);
-    let mut result = known.unwrap_or_else(|| ModelResult::new(name.into(), &trained));
+    let kept = std::fs::read(&path).ok().and_then(|json| serde_json::from_slice::<ModelResult>(&json).ok());
+    let kept = kept.filter(|kept| kept.weights == trained.weights);
+    let mut result = kept.unwrap_or_else(|| ModelResult::new(name.into(), &trained));
     let mut keep = |result: &ModelResult| -> Result<(), RowError> {
         let json = serde_json::to_vec_pretty(result).expect("results are plain data");
         Ok(write_file(&path, &json)?)

@@ -103,9 +103,8 @@ pub(super) const PRESETS: [&str; PAPER.len()] = {
 mod tests {
     use super::*;
 
-    /// The averages printed in the paper are the means of its accuracies.
     #[test]
-    fn averages_are_the_papers() {
+    fn averages_match_those_printed_in_the_paper() {
         let printed = [
             (48.16, 49.67),
             (48.05, 47.42),
@@ -118,8 +117,8 @@ mod tests {
             (49.00, 49.03),
             (49.18, 49.54),
         ];
-        for (row, (zero, one)) in PAPER.iter().zip(printed) {
-            for (accuracies, printed) in [(&row.zero_shot, zero), (&row.one_shot, one)] {
+        for (row, (zero_shot, one_shot)) in PAPER.iter().zip(printed) {
+            for (accuracies, printed) in [(&row.zero_shot, zero_shot), (&row.one_shot, one_shot)] {
                 let average = PaperLanguage::average(accuracies);
                 // The paper prints 49.54 for 49.5475.
                 assert!((average - printed).abs() < 0.008, "{}: {average} {printed}", row.preset);

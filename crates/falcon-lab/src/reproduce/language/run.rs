@@ -58,7 +58,7 @@ pub struct Questionnaire {
 }
 
 /// The plan of the experiment with a tokenizer.
-fn plan<'a>(options: &'a LanguageOptions, tokenizer: &str) -> Result<ExperimentPlan<'a>, ExperimentError> {
+fn make_plan<'a>(options: &'a LanguageOptions, tokenizer: &str) -> Result<ExperimentPlan<'a>, ExperimentError> {
     let experiment = &options.experiment;
     let corpus =
         Corpus { train: options.train.clone(), valid: options.valid.clone(), tokenizer: tokenizer.into() };
@@ -75,21 +75,21 @@ pub fn run(
     let experiment = &options.experiment;
     let (scale, output) = (experiment.scale, &experiment.output);
     // Everything is checked before the first run starts. Until a tokenizer is trained, bytes take its place.
-    let mut all = plan(options, options.tokenizer.as_deref().unwrap_or("bytes"))?;
-    let mut exam = exam(&all.runs[0].config, options.texts.clone());
+    let mut plan = make_plan(options, options.tokenizer.as_deref().unwrap_or("bytes"))?;
+    let mut exam = exam(&plan.runs[0].config, options.texts.clone());
     if let Some(Questionnaire { folder, limit, shots }) = &options.benchmarks {
         let benchmarks: Vec<_> = BENCHMARKS.iter().collect();
         exam.ask(&benchmarks, folder, limit.or(scale.samples), shots)?;
     }
     exam.check()?;
     check_not_trained_on(options)?;
-    let earlier = EarlierRecords::<LanguageExperiment>::read(experiment, &all)?;
+    let earlier = EarlierRecords::<LanguageExperiment>::read(experiment, &plan)?;
     if options.tokenizer.is_none() {
         let mut monitor = observer.preparing("tokenizer");
         monitor.stage("training it on the training text");
-        all = plan(options, &train_tokenizer(&options.train, output)?)?;
+        plan = make_plan(options, &train_tokenizer(&options.train, output)?)?;
     }
-    let first = &all.runs[0].config;
+    let first = &plan.runs[0].config;
     let Some(data) = hash_data(first, observer)? else { return Ok(Ended::interrupted()) };
     let fingerprint = |config: &RunConfig| Fingerprint::of(config, &data);
     let record = |config: &RunConfig, rows, planned, search| LanguageRecord {
@@ -103,19 +103,20 @@ pub fn run(
         search,
         rows,
     };
-    // Recorded rows are only found again when the search is done, and must not be overwritten before.
+    // The rows of the record in the output folder are only taken after the search, and must not be overwritten before.
     let keep_search = |search| match earlier.has_own_rows() {
         true => Ok(()),
-        false => record(first, Vec::new(), Some(all.runs.len()), Some(search)).write(output),
+        false => record(first, Vec::new(), Some(plan.runs.len()), Some(search)).write(output),
     };
-    let found = run_search(&all, &earlier, &fingerprint, experiment, observer, keep_search)?;
+    let found = run_search(&plan, &earlier, &fingerprint, experiment, observer, keep_search)?;
     let Some(SearchOutcome { runs, search, failed }) = found else { return Ok(Ended::interrupted()) };
     let mut asked = None;
     let taken = earlier.take(&runs, &fingerprint, observer, |_, mut row: RowResult<LanguageExperiment>| {
         if asked.is_none() {
-            asked = Some(exam.asked(&open_tokenizer(first)?, &mut *observer.preparing("evaluation texts"))?);
+            asked =
+                Some(exam.fingerprints(&open_tokenizer(first)?, &mut *observer.preparing("evaluation texts"))?);
         }
-        // None if that was interrupted, and then no row is trained either.
+        // None if reading the texts was interrupted. Then no row is trained either.
         let Some(Some(asked)) = &asked else { return Ok(None) };
         Ok(row.measured.answering(asked).map(|measured| {
             row.measured = measured;
@@ -125,7 +126,7 @@ pub fn run(
     earlier.set_aside(output, &taken, observer)?;
     let ended = run_and_record(
         (&runs, taken),
-        all.runs.len(),
+        plan.runs.len(),
         experiment,
         observer,
         |planned, watch| {
@@ -168,8 +169,8 @@ fn open_tokenizer(config: &RunConfig) -> Result<Tokenizer, ExperimentError> {
     Ok(Tokenizer::open(&task.tokenizer)?)
 }
 
-/// The configuration as it is recorded: without the path of the output folder, which a tokenizer that was trained
-/// there has.
+/// The configuration as it is recorded. If the tokenizer was trained in the output folder, only the name of its file is
+/// recorded, so that records do not differ by their output folder.
 fn recorded_config(config: &RunConfig, options: &LanguageOptions) -> RunConfig {
     let mut config = config.clone();
     if let (TaskConfig::Text(task), None) = (&mut config.task, &options.tokenizer) {
@@ -184,7 +185,7 @@ fn check_not_trained_on(options: &LanguageOptions) -> Result<(), ExperimentError
     let trained_on = stamps(&options.train)?;
     let texts = options.texts.iter().map(|text| ("--text", &text.path));
     for (option, path) in std::iter::once(("--valid", &options.valid)).chain(texts) {
-        let same = stamps(path)?.into_iter().find(|stamp| trained_on.iter().any(|known| known.path == stamp.path));
+        let same = stamps(path)?.into_iter().find(|stamp| trained_on.iter().any(|other| other.path == stamp.path));
         if let Some(stamp) = same {
             return Err(ExperimentError::TrainedOn { option, file: stamp.path });
         }
@@ -195,10 +196,10 @@ fn check_not_trained_on(options: &LanguageOptions) -> Result<(), ExperimentError
 /// The number of steps that are timed, after one to warm up.
 const ROUNDS: usize = 2;
 
-/// Times a training step of every row, and estimates what the experiment would cost on this machine. Nothing is read
-/// but the tokenizer, which must be given.
+/// Times a training step of every row, and estimates what the experiment would cost on this machine. No file is read
+/// except the tokenizer; without one, the vocabulary of bytes is assumed.
 pub fn estimate(options: &LanguageOptions, observer: &dyn Observer) -> Result<Vec<RowEstimate>, ExperimentError> {
-    let plan = plan(options, options.tokenizer.as_deref().unwrap_or("bytes"))?;
+    let plan = make_plan(options, options.tokenizer.as_deref().unwrap_or("bytes"))?;
     let seeds = plan.runs.iter().filter(|planned| planned.row == plan.runs[0].row).count();
     let mut monitor = observer.preparing("estimate");
     let mut rows = Vec::new();

@@ -88,8 +88,8 @@ pub struct Corpus {
     pub tokenizer: String,
 }
 
-/// The configuration of a row: that of the scale, then `more`, which is asked for all rows, then the changes of the
-/// row itself.
+/// The configuration of a row: the settings of the scale, overridden by `more`, which apply to all rows, and by the
+/// settings of the row itself.
 pub fn config(
     corpus: &Corpus,
     scale: &ExperimentScale,
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_scale_is_a_configuration() {
+    fn scales_are_valid_and_rows_differ_only_where_allowed() {
         let corpus = Corpus { train: "a.txt".into(), valid: "b.txt".into(), tokenizer: "bytes".into() };
         for scale in SCALES {
             let parameters = |name: &&str| {
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(tokens, 49_152_000_000, "the paper's budget");
         let (lr, last) = (paper.schedule.lr, paper.schedule.lr * paper.schedule.final_fraction);
         assert_eq!((lr, last, paper.schedule.warmup), (1e-3, 5e-5, 2000), "the authors' rates");
-        let said = |row: &str, set: &str| {
+        let error = |row: &str, set: &str| {
             let more = [Layer::set(set).unwrap()];
             config(&corpus, &SCALES[0], &TableRow::parse(row), 0, &more).unwrap_err().to_string()
         };
@@ -158,15 +158,16 @@ mod tests {
         {
             use std::os::unix::ffi::OsStrExt;
             let train = PathBuf::from(std::ffi::OsStr::from_bytes(b"caf\xe9.txt"));
-            let said = config(&Corpus { train, ..corpus.clone() }, &SCALES[0], &TableRow::parse("retnet"), 0, &[]);
-            let said = said.unwrap_err().to_string();
-            assert!(said.contains("task.train") && said.contains("not UTF-8"), "{said}");
+            let corpus = Corpus { train, ..corpus.clone() };
+            let result = config(&corpus, &SCALES[0], &TableRow::parse("retnet"), 0, &[]);
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains("task.train") && error.contains("not UTF-8"), "{error}");
         }
-        assert!(said("retnet", "task.name=addition").contains("determined by the experiment"));
-        assert!(said("retnet+model.preset=mamba2", "train.lr=1").contains("use --models and --seeds"));
-        assert!(said("retnet", "task.tokenizer=bytes").contains("set by --tokenizer"));
-        assert!(said("retnet+task.length=8", "train.lr=1").contains("rows may not differ in anything else"));
-        let steps = said("retnet+train.steps=8", "train.lr=1");
+        assert!(error("retnet", "task.name=addition").contains("determined by the experiment"));
+        assert!(error("retnet+model.preset=mamba2", "train.lr=1").contains("use --models and --seeds"));
+        assert!(error("retnet", "task.tokenizer=bytes").contains("set by --tokenizer"));
+        assert!(error("retnet+task.length=8", "train.lr=1").contains("rows may not differ in anything else"));
+        let steps = error("retnet+train.steps=8", "train.lr=1");
         assert!(
             steps.contains("train.steps = 8") && steps.contains("neither a key of the model nor train.lr"),
             "{steps}"

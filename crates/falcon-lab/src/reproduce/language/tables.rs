@@ -176,15 +176,16 @@ impl LanguageRecord {
         cells.push(format!("{:.1}", 100.0 * chance.iter().sum::<f64>() / chance.len() as f64));
         cells.push(String::new());
         table_line(&mut out, &cells);
-        // The largest of all runs. The error of the average is the root of the sum of squares, over their number.
+        // The largest standard errors of all runs. That of the average is the root of the sum of their squares, divided
+        // by the number of benchmarks.
         let error = |task: &str| {
             let found = self.rows.iter().filter_map(|row| find(row, task, shots));
             found.map(|found| found.shown().stderr).fold(0.0, f64::max)
         };
         let errors: Vec<f64> = asked.iter().map(|task| error(task)).collect();
-        let of_average = errors.iter().map(|error| error * error).sum::<f64>().sqrt() / errors.len() as f64;
+        let average_error = errors.iter().map(|error| error * error).sum::<f64>().sqrt() / errors.len() as f64;
         let mut cells = vec!["*standard error of one run*".to_string()];
-        cells.extend(errors.iter().chain([&of_average]).map(|error| format!("{:.1}", 100.0 * error)));
+        cells.extend(errors.iter().chain([&average_error]).map(|error| format!("{:.1}", 100.0 * error)));
         cells.push(String::new());
         table_line(&mut out, &cells);
         out
@@ -296,8 +297,8 @@ fn find<'a>(row: &'a RowResult<LanguageExperiment>, name: &str, shots: usize) ->
 /// the normal distribution.
 fn student(freedom: usize) -> f64 {
     const FEW: [f64; 5] = [12.706, 4.303, 3.182, 2.776, 2.571];
-    if let Some(known) = FEW.get(freedom.wrapping_sub(1)) {
-        return *known;
+    if let Some(quantile) = FEW.get(freedom.wrapping_sub(1)) {
+        return *quantile;
     }
     let (z, n) = (1.959_964_f64, freedom as f64);
     z + (z.powi(3) + z) / (4.0 * n)
@@ -388,7 +389,8 @@ mod tests {
         assert!(table.contains("One seed"), "{table}");
     }
 
-    /// Fields that were added to records later are not added to those that were written before.
+    /// Fields that were added to records later are optional: a record without them is read, and is written without
+    /// them.
     #[test]
     fn old_records_are_read_and_stay_as_they_are() {
         let json = serde_json::to_string(&record(1)).unwrap();
@@ -410,24 +412,24 @@ mod tests {
         assert_eq!(record(2).partial_mark(), "");
     }
 
-    /// A record is not replaced by one of the same experiment that has fewer rows.
+    /// A record is replaced by one of another command, even if that has fewer rows.
     #[test]
     fn a_partial_record_does_not_replace_a_larger_one() {
         let folder = tempfile::tempdir().unwrap();
-        let there = || LanguageRecord::read(folder.path()).unwrap().rows.len();
+        let recorded = || LanguageRecord::read(folder.path()).unwrap().rows.len();
         let part = |rows: usize, command: &str| {
             let mut part = LanguageRecord { planned: Some(9), command: command.into(), ..record(3) };
             part.rows.truncate(rows);
             part.write_partial(folder.path()).unwrap();
         };
         part(2, "this");
-        assert_eq!(there(), 2);
+        assert_eq!(recorded(), 2);
         part(1, "this");
-        assert_eq!(there(), 2);
+        assert_eq!(recorded(), 2);
         part(3, "this");
-        assert_eq!(there(), 3);
+        assert_eq!(recorded(), 3);
         part(1, "another");
-        assert_eq!(there(), 1);
+        assert_eq!(recorded(), 1);
     }
 
     #[test]
@@ -490,9 +492,9 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_students() {
-        for (freedom, known) in [(1, 12.706), (5, 2.571), (6, 2.447), (10, 2.228), (20, 2.086), (1 << 30, 1.96)] {
-            assert!((student(freedom) / known - 1.0).abs() < 1e-3, "{freedom}: {}", student(freedom));
+    fn quantiles_are_those_of_students_t_distribution() {
+        for (freedom, exact) in [(1, 12.706), (5, 2.571), (6, 2.447), (10, 2.228), (20, 2.086), (1 << 30, 1.96)] {
+            assert!((student(freedom) / exact - 1.0).abs() < 1e-3, "{freedom}: {}", student(freedom));
         }
     }
 

@@ -22,7 +22,7 @@ pub(super) fn train_tokenizer(train: &Path, output: &Path) -> Result<String, Exp
     let texts = sample(&[Source::open(train)?], SAMPLE)?;
     let text = digest(&texts) + "\n";
     if path.exists() {
-        if fs::read_to_string(&trained_on).is_ok_and(|known| known == text) {
+        if fs::read_to_string(&trained_on).is_ok_and(|recorded| recorded == text) {
             return Ok(path.to_string_lossy().into_owned());
         }
         return Err(ExperimentError::OtherTokenizer { path });

@@ -29,8 +29,8 @@ pub struct AdditionConfig {
     pub mixture: Mixture,
     /// With [`Mixture::Sparse`]: the fraction of samples with a sparse operand at the start of training.
     pub sparse: f64,
-    /// With [`Mixture::Sparse`]: the fraction of training after which no sample has one. Above 1, some remain at the
-    /// end.
+    /// With [`Mixture::Sparse`]: the fraction of training after which no sample has a sparse operand. Above 1, some
+    /// samples still have one at the end of training.
     pub sparse_until: f64,
     /// Samples of each width in an evaluation.
     pub eval_samples: usize,
@@ -63,8 +63,8 @@ pub enum Widths {
 pub enum Mixture {
     /// Uniformly.
     Uniform,
-    /// A fraction of the samples, decreasing during training, has an operand whose digits are mostly 0. The effect of a
-    /// digit on the sum, which is hidden as long as the other operand is uniform, is visible in them.
+    /// A fraction of the samples, decreasing during training, has a sparse operand, whose digits are mostly 0. These
+    /// samples show how a single digit affects the sum, which is hidden where both operands are uniform.
     Sparse,
 }
 
@@ -98,8 +98,8 @@ impl AdditionConfig {
         check("eval_samples", (1..=1 << 16).contains(&self.eval_samples), "from 1 to 65536", self.eval_samples)
     }
 
-    /// Tokens read of a sum whose operands have `width` digits: the begin token, both operands, `+`, `=`, and the sum
-    /// without its last digit.
+    /// Number of tokens that a model reads for a sum whose operands have `width` digits: the begin token, both
+    /// operands, `+`, `=`, and the sum without its last digit.
     const fn tokens_of(width: usize) -> usize {
         3 * width + 3
     }
@@ -116,7 +116,7 @@ impl AdditionConfig {
 
     /// `count` samples of one width from a held-out part, the same for every run.
     pub fn held_out(&self, part: Part, width: usize, count: usize) -> Batch {
-        // A stream that no step of training uses.
+        // Training uses the number of the step as the stream, which never becomes this large.
         let mut rng = rng(part as u64, (u64::MAX - width as u64).into());
         Batch::new((0..count).map(|_| {
             let other = match self.operands {
@@ -132,7 +132,8 @@ impl AdditionConfig {
         sum.tokens_and_targets(self.order, self.leading_zeros)
     }
 
-    /// A random sum that belongs to `part`, with operands of these lengths in either order; the first may be sparse.
+    /// A random sum that belongs to `part`. The operands have these lengths, in random order. If `sparse`, the operand
+    /// of the first length is sparse.
     pub(super) fn draw(&self, part: Part, lengths: [usize; 2], sparse: bool, rng: &mut ChaCha12Rng) -> Sum {
         let operand = |length: usize, zeros: f64, rng: &mut ChaCha12Rng| -> Vec<u8> {
             let digit = |place: usize| {

@@ -49,20 +49,20 @@ pub(super) fn recipe() -> TrainConfig {
 pub(crate) struct Addition {
     config: AdditionConfig,
     tokenizer: Tokenizer,
-    reach: Reach,
+    curriculum: Curriculum,
 }
 
-/// State of the curriculum: the largest width drawn, and the smoothed training accuracy that makes it grow.
+/// State of the curriculum: the largest width drawn, and the smoothed training accuracy that decides when it grows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Reach {
+struct Curriculum {
     width: usize,
     accuracy: f64,
 }
 
 /// The largest width at the start of adaptive training.
-const FIRST: usize = 2;
+const FIRST_WIDTH: usize = 2;
 /// The smoothed accuracy above which the largest width grows by one.
-const ENOUGH: f64 = 0.95;
+const ACCURACY_TO_GROW: f64 = 0.95;
 /// The weight of earlier steps in the smoothed accuracy.
 const SMOOTHING: f64 = 0.8;
 
@@ -71,9 +71,9 @@ impl Addition {
     pub fn new(config: AdditionConfig, tokenizer: Tokenizer) -> Self {
         let width = match config.widths {
             Widths::Uniform => config.max_width,
-            Widths::Adaptive => FIRST.min(config.max_width),
+            Widths::Adaptive => FIRST_WIDTH.min(config.max_width),
         };
-        Self { config, tokenizer, reach: Reach { width, accuracy: 0.0 } }
+        Self { config, tokenizer, curriculum: Curriculum { width, accuracy: 0.0 } }
     }
 
     /// The fraction of samples with a sparse operand at this point of training.
@@ -90,10 +90,10 @@ impl Task for Addition {
     fn batch(&mut self, moment: Moment, count: usize) -> Batch {
         let (mut rng, sparse) = (moment.rng(), self.sparse(moment.progress()));
         Batch::new((0..count).map(|_| {
-            let length = rng.random_range(1..=self.reach.width);
+            let length = rng.random_range(1..=self.curriculum.width);
             let other = match self.config.operands {
                 Operands::Equal => length,
-                Operands::Independent => rng.random_range(1..=self.reach.width),
+                Operands::Independent => rng.random_range(1..=self.curriculum.width),
             };
             let sparse = rng.random_bool(sparse);
             self.config.tokens_and_targets(&self.config.draw(Part::Train, [length, other], sparse, &mut rng))
@@ -128,31 +128,31 @@ impl Task for Addition {
         if self.config.widths == Widths::Uniform {
             return;
         }
-        self.reach.accuracy = SMOOTHING * self.reach.accuracy + (1.0 - SMOOTHING) * accuracy;
-        if self.reach.accuracy > ENOUGH && self.reach.width < self.config.max_width {
-            self.reach = Reach { width: self.reach.width + 1, accuracy: 0.0 };
+        self.curriculum.accuracy = SMOOTHING * self.curriculum.accuracy + (1.0 - SMOOTHING) * accuracy;
+        if self.curriculum.accuracy > ACCURACY_TO_GROW && self.curriculum.width < self.config.max_width {
+            self.curriculum = Curriculum { width: self.curriculum.width + 1, accuracy: 0.0 };
         }
     }
 
     fn values(&self) -> BTreeMap<String, f64> {
         match self.config.widths {
             Widths::Uniform => BTreeMap::new(),
-            Widths::Adaptive => BTreeMap::from([("width".into(), self.reach.width as f64)]),
+            Widths::Adaptive => BTreeMap::from([("width".into(), self.curriculum.width as f64)]),
         }
     }
 
     fn state(&self) -> Value {
-        serde_json::to_value(&self.reach).expect("the state is plain data")
+        serde_json::to_value(&self.curriculum).expect("the state is plain data")
     }
 
     fn restore(&mut self, state: Value) -> Result<(), TaskError> {
-        let reach: Reach = serde_json::from_value(state).map_err(TaskError::State)?;
-        let (width, most) = (reach.width, self.config.max_width);
+        let curriculum: Curriculum = serde_json::from_value(state).map_err(TaskError::State)?;
+        let (width, most) = (curriculum.width, self.config.max_width);
         if !(1..=most).contains(&width) {
             let error = format!("a width of {width}, which must be from 1 to task.max_width = {most}");
             return Err(TaskError::State(serde::de::Error::custom(error)));
         }
-        self.reach = reach;
+        self.curriculum = curriculum;
         Ok(())
     }
 }
@@ -186,7 +186,7 @@ mod tests {
         configs
     }
 
-    /// The sums of a batch, read from its tokens, each with what is asked.
+    /// The sums of a batch, read from its tokens, each with its targets.
     fn sums(config: &AdditionConfig, batch: &Batch) -> Vec<(Sum, Vec<u32>)> {
         let read = |window: &[usize]| {
             let (tokens, targets) = (&batch.tokens[window[0]..window[1]], &batch.targets[window[0]..window[1]]);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_is_the_sum() {
+    fn targets_are_the_digits_of_the_sum() {
         for config in configs() {
             let mut task = addition(AdditionConfig { max_width: 18, ..config.clone() });
             for (sum, mut targets) in sums(&config, &task.batch(at(0), 200)) {
@@ -228,25 +228,25 @@ mod tests {
     }
 
     #[test]
-    fn operands_have_the_lengths_that_are_asked_for() {
+    fn operands_have_the_configured_lengths() {
         for config in configs() {
             let lengths = |batch: &Batch| -> Vec<(usize, usize)> {
                 sums(&config, batch).iter().map(|(sum, _)| (sum.a.len(), sum.b.len())).collect()
             };
-            let learnt = lengths(&addition(config.clone()).batch(at(0), 3000));
+            let trained = lengths(&addition(config.clone()).batch(at(0), 3000));
             let held = lengths(&config.held_out(Part::Test, 3, 600));
-            let count = |of: &[(usize, usize)], pair| of.iter().filter(|lengths| **lengths == pair).count();
+            let count = |all: &[(usize, usize)], pair| all.iter().filter(|lengths| **lengths == pair).count();
             match config.operands {
                 Operands::Equal => {
-                    assert!((1..=5).all(|n| count(&learnt, (n, n)).abs_diff(600) < 120), "{learnt:?}");
-                    assert_eq!((count(&held, (3, 3)), learnt.iter().filter(|(a, b)| a != b).count()), (600, 0));
+                    assert!((1..=5).all(|n| count(&trained, (n, n)).abs_diff(600) < 120), "{trained:?}");
+                    assert_eq!((count(&held, (3, 3)), trained.iter().filter(|(a, b)| a != b).count()), (600, 0));
                 }
                 Operands::Independent => {
                     let pairs = (1..=5).flat_map(|a| (1..=5).map(move |b| (a, b)));
-                    let counts: Vec<usize> = pairs.map(|pair| count(&learnt, pair)).collect();
-                    // 3000 over 25 pairs, all alike.
+                    let counts: Vec<usize> = pairs.map(|pair| count(&trained, pair)).collect();
+                    // 3000 samples over 25 equally likely pairs of lengths.
                     assert!(counts.iter().all(|count| count.abs_diff(120) < 60), "{counts:?}");
-                    // A third with both of 3 digits; of the others the coin makes two halves.
+                    // The length of the other operand is 1, 2 or 3 with equal chance, and the order is random.
                     let counts = [(3, 3), (3, 1), (3, 2), (1, 3), (2, 3)].map(|pair| count(&held, pair));
                     assert_eq!(counts.iter().sum::<usize>(), 600, "one of the operands has 3 digits");
                     let wanted = [200, 100, 100, 100, 100];
@@ -267,11 +267,11 @@ mod tests {
                 let of_length: Vec<_> = operands().filter(|operand| operand.len() == length).collect();
                 of_length.iter().filter(|operand| operand[place] == 0).count() as f64 / of_length.len() as f64
             };
-            // Half of the operands are sparse, with 3/4 of the digits set to zero; of the other digits a tenth is:
-            // in all (0.75 + 0.25·0.1 + 0.1) / 2 = 0.4375.
+            // Half of the operands are sparse: on average 3/4 of their digits are set to zero. Of all other digits, a
+            // tenth is zero. The fraction of zeros is (0.75 + 0.25·0.1 + 0.1) / 2 = 0.4375.
             let as_drawn = |part: f64| (part - 0.4375).abs() < 0.05;
             assert!(as_drawn(zeros(1, 3)) && as_drawn(zeros(2, 3)) && as_drawn(zeros(1, 2)));
-            // Of one digit fewer pairs are learnt than there are, so that the shares are rougher.
+            // Only the training part of the 100 sums of one-digit operands is drawn, so this fraction is less exact.
             assert!((zeros(0, 1) - 0.4375).abs() < 0.1, "an operand of one digit may be 0: {}", zeros(0, 1));
             for length in 2..=3 {
                 let highest = zeros(0, length);
@@ -281,20 +281,20 @@ mod tests {
     }
 
     #[test]
-    fn parts_share_no_sample() {
+    fn training_validation_and_test_share_no_sample() {
         for config in configs() {
             let config = AdditionConfig { max_width: 2, ..config };
             let prompts = |batch: &Batch| -> HashSet<(Vec<u8>, Vec<u8>)> {
                 sums(&config, batch).into_iter().map(|(sum, _)| (sum.a, sum.b)).collect()
             };
             let mut task = addition(config.clone());
-            let learnt: HashSet<_> = (0..50).flat_map(|step| prompts(&task.batch(at(step), 200))).collect();
+            let trained: HashSet<_> = (0..50).flat_map(|step| prompts(&task.batch(at(step), 200))).collect();
             for width in 1..=2 {
                 let [validation, test] =
                     [Part::Validation, Part::Test].map(|part| prompts(&config.held_out(part, width, 64)));
                 assert!(!validation.is_empty() && !test.is_empty());
                 assert!(validation.is_disjoint(&test));
-                assert!(validation.is_disjoint(&learnt) && test.is_disjoint(&learnt));
+                assert!(validation.is_disjoint(&trained) && test.is_disjoint(&trained));
             }
         }
     }
@@ -335,30 +335,30 @@ mod tests {
         assert_eq!(task.values()["width"], 2.0);
         (0..15).for_each(|_| task.observe(1.0));
         assert_eq!(task.values()["width"], 3.0);
-        let mut again = addition(config);
-        again.restore(task.state()).unwrap();
-        assert_eq!(again.reach, task.reach);
+        let mut restored = addition(config);
+        restored.restore(task.state()).unwrap();
+        assert_eq!(restored.curriculum, task.curriculum);
         (0..99).for_each(|_| task.observe(1.0));
-        assert_eq!(task.values()["width"], 4.0, "and not beyond");
-        assert!(again.restore(Value::from(3)).is_err());
+        assert_eq!(task.values()["width"], 4.0, "the width does not grow beyond max_width");
+        assert!(restored.restore(Value::from(3)).is_err());
         for width in [0, 5] {
             let state = serde_json::json!({ "width": width, "accuracy": 0.5 });
-            let said = again.restore(state).unwrap_err().to_string();
-            assert!(said.contains(&format!("a width of {width}, which must be from 1")), "{said}");
+            let message = restored.restore(state).unwrap_err().to_string();
+            assert!(message.contains(&format!("a width of {width}, which must be from 1")), "{message}");
         }
-        assert_eq!(again.reach.width, 3, "as it was");
+        assert_eq!(restored.curriculum.width, 3, "a refused state changes nothing");
     }
 
     #[test]
-    fn impossible_options_say_why() {
-        let said = |config: AdditionConfig| config.validate().unwrap_err().to_string();
+    fn impossible_options_are_refused_with_the_reason() {
+        let message = |config: AdditionConfig| config.validate().unwrap_err().to_string();
         let base = AdditionConfig::default;
         assert_eq!(
-            said(AdditionConfig { max_width: 0, ..base() }),
+            message(AdditionConfig { max_width: 0, ..base() }),
             "task.max_width must be from 1 to 4096, got 0"
         );
-        assert!(said(AdditionConfig { beyond: 3, ..base() }).contains("from max_width = 8 to 4096, got 3"));
-        assert!(said(AdditionConfig { sparse: f64::NAN, ..base() }).contains("NaN"));
-        assert!(said(AdditionConfig { eval_samples: 0, ..base() }).contains("eval_samples"));
+        assert!(message(AdditionConfig { beyond: 3, ..base() }).contains("from max_width = 8 to 4096, got 3"));
+        assert!(message(AdditionConfig { sparse: f64::NAN, ..base() }).contains("NaN"));
+        assert!(message(AdditionConfig { eval_samples: 0, ..base() }).contains("eval_samples"));
     }
 }

@@ -82,8 +82,8 @@ impl Sum {
     }
 
     /// The part that the sum belongs to, by the first hexadecimal digit of the SHA-256 of its prompt with the highest
-    /// digits first, such as `07+15=`: 0 is validation, 1 is test, all others are training. The prompt is hashed in
-    /// this form in whichever order it is written, so that a sum trained on in one order is not held out in another.
+    /// digits first, such as `07+15=`: 0 is validation, 1 is test, all others are training. The hashed form does not
+    /// depend on the [`Order`], so that a sum that is trained on in one order is not held out in another.
     pub fn part(&self) -> Part {
         let character = |digit: &u8| b'0' + digit;
         let prompt = self.a.iter().map(character).chain([b'+']).chain(self.b.iter().map(character)).chain([b'=']);
@@ -95,7 +95,7 @@ impl Sum {
     }
 }
 
-/// How many of the 100 sums of one-digit operands are test prompts. They are few, so that an evaluation of that width
+/// How many of the 100 sums of one-digit operands are test data. They are so few that an evaluation of that width
 /// repeats them.
 pub fn one_digit_tests() -> usize {
     (0..100).filter(|i| Sum { a: vec![i / 10], b: vec![i % 10] }.part() == Part::Test).count()
@@ -114,12 +114,12 @@ mod tests {
         let (tokens, targets) = sum.tokens_and_targets(order, leading_zeros);
         assert_eq!(tokens.len(), targets.len());
         let equals = tokens.iter().position(|token| *token == EQUALS).unwrap();
-        assert!(targets[..equals].iter().all(Option::is_none), "nothing is asked before the sum");
+        assert!(targets[..equals].iter().all(Option::is_none), "no targets before the sum");
         (tokens, targets[equals..].iter().copied().flatten().collect())
     }
 
     #[test]
-    fn sums_are_sums() {
+    fn digits_are_those_of_the_sum() {
         assert_eq!(sum(&[0, 9, 9], &[0, 0, 7]).digits(), [6, 0, 1, 0]);
         assert_eq!(sum(&[9, 5], &[7]).digits(), [2, 0, 1]);
         assert_eq!(sum(&[7], &[9, 9, 5]).digits(), [2, 0, 0, 1]);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_are_as_they_are_named() {
+    fn digits_are_written_in_the_given_order() {
         let sum = sum(&[1, 2, 3], &[9, 0, 5]);
         // 123 + 905 = 1028.
         let (tokens, targets) = written(&sum, Order::AllReversed, true);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn leading_zeros_are_written_or_the_end_is_asked_for() {
+    fn leading_zeros_are_written_or_the_last_target_is_the_end_token() {
         // 95 + 7 = 102.
         let longer = sum(&[9, 5], &[7]);
         let (tokens, targets) = written(&longer, Order::AllReversed, true);
@@ -151,17 +151,17 @@ mod tests {
         assert_eq!(written(&shorter, Order::AllReversed, true).1, [9, 1, 0]);
         let (tokens, targets) = written(&shorter, Order::SumReversed, false);
         assert_eq!((tokens, targets), (vec![BEGIN, 1, 2, PLUS, 7, EQUALS, 9, 1], vec![9, 1, END]));
-        // A zero that is not leading is kept: 5 + 5 = 10. So is that of 0 + 0 = 0.
+        // Zeros that are not leading are kept, as in 5 + 5 = 10, and so is the single digit of 0 + 0 = 0.
         assert_eq!(written(&sum(&[5], &[5]), Order::AllReversed, false).1, [0, 1, END]);
-        let nothing = sum(&[0], &[0]);
-        let (tokens, targets) = written(&nothing, Order::AllReversed, false);
+        let zero = sum(&[0], &[0]);
+        let (tokens, targets) = written(&zero, Order::AllReversed, false);
         assert_eq!((tokens, targets), (vec![BEGIN, 0, PLUS, 0, EQUALS, 0], vec![0, END]));
-        assert_eq!(written(&nothing, Order::AllReversed, true).1, [0, 0]);
+        assert_eq!(written(&zero, Order::AllReversed, true).1, [0, 0]);
     }
 
     #[test]
-    fn parts_are_by_hash() {
-        // printf '8+8=' | sha256sum says 0caa…, of '07+15=' e4bb….
+    fn parts_follow_from_the_hash_of_the_prompt() {
+        // `printf '8+8=' | sha256sum` prints 0caa…; for '07+15=' it prints e4bb….
         assert_eq!(sum(&[8], &[8]).part(), Part::Validation);
         assert_eq!(sum(&[0, 7], &[1, 5]).part(), Part::Train);
         let mut parts = [0; 3];
@@ -173,8 +173,8 @@ mod tests {
         for part in [Part::Validation, Part::Test] {
             let share = f64::from(parts[part as usize]) / 1e4;
             assert!((share - 0.0625).abs() < 0.02, "{part:?}: {share}");
-            let of_one = (0..100u8).filter(|i| sum(&[i / 10], &[i % 10]).part() == part).count();
-            assert!((3..=12).contains(&of_one), "{part:?}: {of_one} of the 100 sums of one digit");
+            let count = (0..100u8).filter(|i| sum(&[i / 10], &[i % 10]).part() == part).count();
+            assert!((3..=12).contains(&count), "{part:?}: {count} of the 100 sums of one digit");
         }
     }
 }

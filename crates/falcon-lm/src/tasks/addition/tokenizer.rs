@@ -29,7 +29,7 @@ pub(in crate::tasks) fn tokenizer() -> Tokenizer {
         "pre_tokenizer": {
             "type": "Split", "pattern": { "Regex": "[\\s\\S]" }, "behavior": "Isolated", "invert": false,
         },
-        // Programs that add special tokens by themselves then begin a sum as training does.
+        // With this, programs that add special tokens by themselves begin a sum as training does.
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [{ "SpecialToken": { "id": BEGIN_TOKEN, "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }],
@@ -48,7 +48,7 @@ mod tests {
     use super::super::sum::{Order, Sum, VOCABULARY};
     use super::*;
 
-    /// What training writes as tokens is what a user writes as text.
+    /// A sum that a user types is encoded to the tokens that training uses.
     #[test]
     fn text_is_encoded_as_training_writes_it() {
         let tokenizer = tokenizer();
@@ -62,15 +62,15 @@ mod tests {
     }
 
     #[test]
-    fn other_characters_are_refused_by_name() {
-        let said = |text: &str| tokenizer().try_encode(text).unwrap_err().to_string();
+    fn errors_name_characters_that_no_sum_has() {
+        let message = |text: &str| tokenizer().try_encode(text).unwrap_err().to_string();
         assert!(
-            said("1 + 2 =").contains("' '") && said("1 + 2 =").contains("\"0123456789+=\""),
+            message("1 + 2 =").contains("' '") && message("1 + 2 =").contains("\"0123456789+=\""),
             "{}",
-            said("1 +")
+            message("1 +")
         );
-        assert!(said("1−2").contains("'−'"), "{}", said("1−2"));
-        // Also by the file that a run writes.
+        assert!(message("1−2").contains("'−'"), "{}", message("1−2"));
+        // The file that a run writes refuses them too.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokenizer.json");
         tokenizer().save(&path).unwrap();

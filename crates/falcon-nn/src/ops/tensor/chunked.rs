@@ -23,7 +23,7 @@ use super::coefficients::Coefficients;
 use super::pairs::take;
 use super::triangle::{inverse, ones, options, pieces, products, spread, zeros};
 
-/// Chunk size if every column has its own system.
+/// The largest chunk if every column has its own system.
 const CHUNK_OF_COLUMNS: usize = 16;
 
 /// The steps of a batch of heads.
@@ -51,14 +51,14 @@ struct Chunks {
 }
 
 impl Chunks {
-    fn new(steps: &Steps, most: usize) -> Self {
+    fn new(steps: &Steps, chunk: usize) -> Self {
         let [batch, time, _] = steps.q.dims();
-        let most = match (steps.each_column, &steps.coefficients.erase) {
-            (true, _) => most.min(CHUNK_OF_COLUMNS),
-            (false, Some(_)) => most / steps.window,
-            (false, None) => most,
+        let chunk = match (steps.each_column, &steps.coefficients.erase) {
+            (true, _) => chunk.min(CHUNK_OF_COLUMNS),
+            (false, Some(_)) => chunk / steps.window,
+            (false, None) => chunk,
         };
-        let longest = 1 << most.max(1).ilog2();
+        let longest = 1 << chunk.max(1).ilog2();
         let steps = time.next_power_of_two().min(longest);
         Self { batch, time, count: time.div_ceil(steps), steps }
     }
@@ -119,11 +119,11 @@ pub(super) fn forward(steps: Steps, memory: Tensor<3>, chunk: usize) -> (Tensor<
     let write = chunks.lanes(write, 0.0);
     let gamma = chunks.lanes(gamma, 1.0);
 
-    // D and d, at the time after each step and at the time before it.
+    // D and d after each step, and before it.
     let after = products(gamma.clone().reshape([n * lanes, c])).reshape([n, lanes, c, c]);
-    let carry_after = after.clone().slice_dim(3, 0..1) * gamma.slice_dim(2, 0..1);
+    let decay_after = after.clone().slice_dim(3, 0..1) * gamma.slice_dim(2, 0..1);
     let before = || delayed(after.clone(), zeros([n, lanes, 1, c], &after));
-    let carry_before = || delayed(carry_after.clone(), ones([n, lanes, 1, 1], &after));
+    let decay_before = || delayed(decay_after.clone(), ones([n, lanes, 1, 1], &after));
 
     // The weights of rows, from the weights of steps.
     let writes = if erase.is_some() { None } else { Some(row_weights(&write, window)) };
@@ -133,12 +133,12 @@ pub(super) fn forward(steps: Steps, memory: Tensor<3>, chunk: usize) -> (Tensor<
         Some(writes) => weights.matmul(writes.clone()),
     };
     let last = to_rows(after.clone().slice_dim(2, c - 1..c)).swap_dims(2, 3);
-    let carry_last = carry_after.clone().slice_dim(2, c - 1..c).reshape([n, 1, lanes]);
+    let decay_last = decay_after.clone().slice_dim(2, c - 1..c).reshape([n, 1, lanes]);
 
     let (z, memories, memory) = match erase {
         None => {
             let added = x.clone().swap_dims(1, 2).matmul(from_lanes(last * v.clone()));
-            let (memories, memory) = carry(memory, &chunks, carry_last, added);
+            let (memories, memory) = pass_memory(memory, &chunks, decay_last, added);
             (v, memories, memory)
         }
         Some(erase) => {
@@ -147,19 +147,20 @@ pub(super) fn forward(steps: Steps, memory: Tensor<3>, chunk: usize) -> (Tensor<
             let strict = spread(spread(before() * erase.clone(), 2, window), 3, window) * gram;
             let solve = inverse(strict.reshape([n * lanes, p, p])).reshape([n, lanes, p, p]);
             let from_values = solve.clone().matmul(spread(write, 2, window) * v);
-            let from_memory = solve * spread(carry_before() * erase, 2, window).swap_dims(2, 3);
-            correct(memory, &chunks, carry_last, Corrections { x: x.clone(), last, from_values, from_memory })
+            let from_memory = solve * spread(decay_before() * erase, 2, window).swap_dims(2, 3);
+            correct(memory, &chunks, decay_last, Corrections { x: x.clone(), last, from_values, from_memory })
         }
     };
 
-    let (weights, carry_read) = if read_before { (before(), carry_before()) } else { (after, carry_after) };
+    let (weights, decay_read) = if read_before { (before(), decay_before()) } else { (after, decay_after) };
     let scores = q.clone().matmul(x.swap_dims(1, 2)).unsqueeze_dim::<4>(1) * to_rows(weights);
-    let out = carry_read * to_lanes(q.matmul(memories), lanes) + scores.matmul(z);
+    let out = decay_read * to_lanes(q.matmul(memories), lanes) + scores.matmul(z);
     (chunks.uncut(from_lanes(out)), memory)
 }
 
-/// The memory each chunk starts from, `[count · batch, dim_k, columns]`, and the last one: `S ← d S + A`.
-fn carry(memory: Tensor<3>, chunks: &Chunks, decay: Tensor<3>, added: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
+/// Passes the memory from chunk to chunk, `S ← d S + A`. Returns the memories that the chunks start from,
+/// `[count · batch, dim_k, columns]`, and the one after the last chunk.
+fn pass_memory(memory: Tensor<3>, chunks: &Chunks, decay: Tensor<3>, added: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
     let mut memories = vec![memory];
     for (decay, added) in pieces(decay, chunks.count).into_iter().zip(pieces(added, chunks.count)) {
         let before = memories[memories.len() - 1].clone();
@@ -168,16 +169,21 @@ fn carry(memory: Tensor<3>, chunks: &Chunks, decay: Tensor<3>, added: Tensor<3>)
     split_last(memories)
 }
 
-/// The parts of the writes of all chunks; see [`correct`].
+/// What [`correct`] needs of all chunks.
 struct Corrections {
+    /// The keys `X`.
     x: Tensor<3>,
+    /// The weights of the writes in the memory after their chunk.
     last: Tensor<4>,
+    /// `U`.
     from_values: Tensor<4>,
+    /// `K`.
     from_memory: Tensor<4>,
 }
 
-/// The writes of all chunks, the memory each chunk starts from, and the last one: `Z = U − K (X S)`, then
-/// `S ← d S + Xᵀ (last ⊙ Z)`.
+/// Passes the memory from chunk to chunk for rules that erase: the writes are `Z = U − K (X S)`, then
+/// `S ← d S + Xᵀ (last ⊙ Z)`. Returns the writes of all chunks, the memories that the chunks start from, and the one
+/// after the last chunk.
 fn correct(
     memory: Tensor<3>,
     chunks: &Chunks,
@@ -205,8 +211,9 @@ fn split_last(mut memories: Vec<Tensor<3>>) -> (Tensor<3>, Tensor<3>) {
     (Tensor::cat(memories, 0), last)
 }
 
-/// The rows of each chunk, unless they are just those of its own steps. If writes depend on the step, the rows of
-/// every step's window, one window after the other; else each row once.
+/// The rows of pairs that each chunk uses; none for window 1, where they are the rows of its own steps. For rules that
+/// erase, whose writes depend on the step, these are the rows of the window of every step, one window after the other;
+/// for all others, each row once.
 fn chunk_rows(chunks: &Chunks, window: usize, erases: bool) -> Option<Vec<usize>> {
     let starts = (0..chunks.count).map(|chunk| chunk * chunks.steps);
     match (window, erases) {

@@ -33,7 +33,7 @@ impl Coefficients {
     pub fn new(rule: &Rule, gain: Option<Tensor<3>>, decay: Option<Tensor<3>>, pairs: &Pairs) -> Self {
         let energy = rule.uses_energy().then(|| energy(rule, pairs));
         let (eta, gamma) = step_sizes(rule, gain, decay, energy, pairs);
-        let write = share(eta, pairs);
+        let write = divide_by_count(eta, pairs);
         let erase = match rule.objective {
             Objective::InnerProduct => None,
             Objective::Regression => Some(write.clone()),
@@ -53,7 +53,7 @@ fn step_sizes(
     pairs: &Pairs,
 ) -> (Tensor<3>, Tensor<3>) {
     let [batch, time, _] = pairs.newest().dims();
-    let boundary = boundary(pairs);
+    let unpaired = unpaired_steps(pairs);
     let unless = |x: Tensor<3>, mask: &Option<Tensor<3, Bool>>, value: f64| match mask {
         Some(mask) => {
             let shape = x.dims();
@@ -73,11 +73,11 @@ fn step_sizes(
         (Gain::Beta, Some(beta), Some(energy)) => {
             let rest = energy.add_scalar(rule.eps);
             let denominator = lambda.clone().map_or(rest.clone(), |lambda| rest.clone() + lambda);
-            // A zero denominator means that there is nothing to write, as at the boundary. In neither case may there
-            // be a division by it: 0 · ∞ would reach the gradient.
+            // Where the denominator is 0 there is nothing to write, as in a step without a pair. Both are excluded from
+            // the division, because 0 · ∞ would reach the gradient.
             let nothing = denominator.clone().lower_elem(f32::MIN_POSITIVE);
-            let nothing = Some(match &boundary {
-                Some(boundary) => nothing.bool_or(boundary.clone()),
+            let nothing = Some(match &unpaired {
+                Some(unpaired) => nothing.bool_or(unpaired.clone()),
                 None => nothing,
             });
             let denominator = unless(denominator, &nothing, 1.0);
@@ -92,19 +92,19 @@ fn step_sizes(
         (Gain::Beta, ..) => unreachable!("inputs are checked: β is given, and energies are computed for it"),
         (Gain::Unit | Gain::Eta, gain, _) => {
             let eta = gain.unwrap_or_else(|| ones([batch, time, 1], pairs.newest()));
-            let eta = unless(eta, &boundary, 0.0);
+            let eta = unless(eta, &unpaired, 0.0);
             let gamma = lambda.map(|lambda| (eta.clone() * lambda).neg().add_scalar(1.0));
             (eta, gamma)
         }
     };
     let gamma = match (gamma, rule.decay, decay) {
-        (_, Decay::Gate, Some(gate)) => unless(gate, &boundary, 1.0),
+        (_, Decay::Gate, Some(gate)) => unless(gate, &unpaired, 1.0),
         (None, _, _) => ones(eta.dims(), &eta),
         // A clamped γ passes no gradient.
         (Some(gamma), _, _) => match rule.clamp {
             Some(least) => {
-                let held = gamma.clone().lower_equal_elem(least);
-                gamma.mask_fill(held, least)
+                let clamped = gamma.clone().lower_equal_elem(least);
+                gamma.mask_fill(clamped, least)
             }
             None => gamma,
         },
@@ -113,9 +113,9 @@ fn step_sizes(
 }
 
 /// Marks the first step of a fresh sequence with next-latent alignment. It has no pair, so `η = 0` and `γ = 1`.
-fn boundary(pairs: &Pairs) -> Option<Tensor<3, Bool>> {
+fn unpaired_steps(pairs: &Pairs) -> Option<Tensor<3, Bool>> {
     let [batch, time, _] = pairs.newest().dims();
-    pairs.boundary.then(|| {
+    pairs.first_unpaired.then(|| {
         let first: Vec<bool> = (0..time).map(|step| step == 0).collect();
         let mask = Tensor::<1, Bool>::from_data(TensorData::new(first, [time]), &pairs.newest().device());
         mask.reshape([1, time, 1]).expand([batch, time, 1])
@@ -123,7 +123,7 @@ fn boundary(pairs: &Pairs) -> Option<Tensor<3, Bool>> {
 }
 
 /// Divides `[batch, time, _]` by the number of pairs in each step's window.
-fn share(x: Tensor<3>, pairs: &Pairs) -> Tensor<3> {
+fn divide_by_count(x: Tensor<3>, pairs: &Pairs) -> Tensor<3> {
     let [_, time, _] = x.dims();
     if pairs.window == 1 {
         return x;
@@ -147,7 +147,7 @@ fn energy(rule: &Rule, pairs: &Pairs) -> Tensor<3> {
         let shifted = |slot| energies.clone().slice_dim(1, slot..slot + time);
         (1..pairs.window).fold(shifted(0), |sum, slot| sum + shifted(slot))
     };
-    share(sum, pairs)
+    divide_by_count(sum, pairs)
 }
 
 /// The largest eigenvalue of `Σ x_j x_jᵀ` over each window, `[batch, time, window, dim_k]` to `[batch, time, 1]`.

@@ -19,16 +19,16 @@ pub(super) struct Pairs {
     /// Number of rows from the tail.
     tail: usize,
     /// Whether the first token makes no pair.
-    pub boundary: bool,
+    pub first_unpaired: bool,
 }
 
 impl Pairs {
     /// From the keys of the `tail` pairs of the tail followed by those of the tokens, `[batch, tail + time, dim_k]`.
-    pub fn new(x: Tensor<3>, window: usize, tail: usize, boundary: bool) -> Self {
+    pub fn new(x: Tensor<3>, window: usize, tail: usize, first_unpaired: bool) -> Self {
         let [_, rows, _] = x.dims();
         let newest = x.clone().slice_dim(1, tail..rows);
         let window = window.min(rows);
-        Self { x: after_zeros(x, window - 1 - tail), newest, window, tail, boundary }
+        Self { x: after_zeros(x, window - 1 - tail), newest, window, tail, first_unpaired }
     }
 
     /// Prepends the rows of zeros to values `[batch, tail + time, columns]`.
@@ -43,7 +43,7 @@ impl Pairs {
 
     /// How many pairs a step writes.
     pub fn count(&self, step: usize) -> usize {
-        (self.tail + step + usize::from(!self.boundary)).min(self.window)
+        (self.tail + step + usize::from(!self.first_unpaired)).min(self.window)
     }
 
     /// The keys that each step writes, `[batch, time, window, dim_k]`.

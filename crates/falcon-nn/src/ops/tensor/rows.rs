@@ -24,7 +24,7 @@ pub(super) fn scan(
         return (inputs.v, state);
     }
     let sequences = tokens / length;
-    let boundary = rule.align == Align::Next && !state.started[0];
+    let first_unpaired = rule.align == Align::Next && !state.started[0];
     let tail = state.tail_len[0];
     let by_sequence = |x: Tensor<3>| {
         let [_, heads, dim] = x.dims();
@@ -46,7 +46,7 @@ pub(super) fn scan(
     };
     let (x, v) = (behind(state.tail_x, x), behind(state.tail_v, v));
 
-    let written = tail + length - usize::from(boundary);
+    let written = tail + length - usize::from(first_unpaired);
     let keep = written.min(rule.tail_capacity());
     let outgoing = |rows: &Tensor<4>| (rule.tail_capacity() > 0).then(|| latest(rows, keep, rule.tail_capacity()));
     let (tail_x, tail_v) = (outgoing(&x), outgoing(&v));
@@ -54,7 +54,7 @@ pub(super) fn scan(
     // From here on every value head is a batch element, with the queries and keys of its key head.
     let batch = sequences * heads;
     let by_head = |x: Tensor<4>| per_head(x, heads);
-    let pairs = Pairs::new(by_head(x), rule.window, tail, boundary);
+    let pairs = Pairs::new(by_head(x), rule.window, tail, first_unpaired);
     let mut v = by_head(v);
     if rule.normaliser.is_some() {
         v = Tensor::cat(vec![v, ones([batch, tail + length, 1], &pairs.x)], 2);
@@ -90,15 +90,15 @@ pub(super) fn scan(
     (out, state)
 }
 
-/// `[sequences, rows, heads of any kind, dim]` to `[sequences · heads, rows, dim]`. Key heads are repeated for the
-/// value heads of their group.
+/// `[sequences, rows, key heads or value heads, dim]` to `[sequences · heads, rows, dim]`. Key heads are repeated for
+/// the value heads of their group.
 fn per_head(x: Tensor<4>, heads: usize) -> Tensor<3> {
-    let [sequences, rows, own, dim] = x.dims();
+    let [sequences, rows, x_heads, dim] = x.dims();
     let x = x.swap_dims(1, 2);
-    if own == heads {
+    if x_heads == heads {
         return x.reshape([sequences * heads, rows, dim]);
     }
-    let x = x.unsqueeze_dim::<5>(2).expand([sequences, own, heads / own, rows, dim]);
+    let x = x.unsqueeze_dim::<5>(2).expand([sequences, x_heads, heads / x_heads, rows, dim]);
     x.reshape([sequences * heads, rows, dim])
 }
 

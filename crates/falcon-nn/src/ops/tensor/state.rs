@@ -91,7 +91,7 @@ impl TensorState {
     }
 
     /// How many numbers it holds.
-    pub fn numbers(&self) -> usize {
+    pub fn size(&self) -> usize {
         let tails = [&self.tail_x, &self.tail_v].into_iter().flatten();
         self.memory.shape().num_elements()
             + self.last_key.shape().num_elements()

@@ -9,8 +9,8 @@ use super::coefficients::Coefficients;
 use super::pairs::Pairs;
 use super::{RuleInputs, TensorState, scan};
 
-const OUTPUTS: f64 = 2e-6;
-const GRADIENTS: f64 = 1e-5;
+const OUTPUT_TOLERANCE: f64 = 2e-6;
+const GRADIENT_TOLERANCE: f64 = 1e-5;
 
 /// The tensors of a case, which are leaves of the graph on a device with autodiff.
 struct Leaves {
@@ -96,20 +96,20 @@ fn run(case: &Case<f64>, chunk: usize) -> (Named, Named) {
     }
     let grads = loss.backward();
     // Tensors that the loss does not depend on have no gradient.
-    fn of<const D: usize>(tensor: &Tensor<D>, grads: &burn::tensor::Gradients) -> Vec<f64> {
+    fn gradient_of<const D: usize>(tensor: &Tensor<D>, grads: &burn::tensor::Gradients) -> Vec<f64> {
         let zeros = || vec![0.0; tensor.dims().iter().product()];
         tensor.grad(grads).map_or_else(zeros, |grad| numbers(&grad))
     }
     let gradients = vec![
-        ("grad q", of(&inputs.q, &grads)),
-        ("grad k", of(&inputs.k, &grads)),
-        ("grad v", of(&inputs.v, &grads)),
-        ("grad gain", inputs.gain.map(|t| of(&t, &grads)).unwrap_or_default()),
-        ("grad decay", inputs.decay.map(|t| of(&t, &grads)).unwrap_or_default()),
-        ("grad memory", of(&state.memory, &grads)),
-        ("grad last_key", of(&state.last_key, &grads)),
-        ("grad tail_x", state.tail_x.map(|t| of(&t, &grads)).unwrap_or_default()),
-        ("grad tail_v", state.tail_v.map(|t| of(&t, &grads)).unwrap_or_default()),
+        ("grad q", gradient_of(&inputs.q, &grads)),
+        ("grad k", gradient_of(&inputs.k, &grads)),
+        ("grad v", gradient_of(&inputs.v, &grads)),
+        ("grad gain", inputs.gain.map(|t| gradient_of(&t, &grads)).unwrap_or_default()),
+        ("grad decay", inputs.decay.map(|t| gradient_of(&t, &grads)).unwrap_or_default()),
+        ("grad memory", gradient_of(&state.memory, &grads)),
+        ("grad last_key", gradient_of(&state.last_key, &grads)),
+        ("grad tail_x", state.tail_x.map(|t| gradient_of(&t, &grads)).unwrap_or_default()),
+        ("grad tail_v", state.tail_v.map(|t| gradient_of(&t, &grads)).unwrap_or_default()),
     ];
     (results, gradients)
 }
@@ -117,8 +117,8 @@ fn run(case: &Case<f64>, chunk: usize) -> (Named, Named) {
 fn check(label: &str, case: &Case<f64>, chunk: usize) {
     let (results, gradients) = run(case, chunk);
     let expected = case.run(Form::Recurrent);
-    assert_close(label, &results, &expected.forward(), OUTPUTS);
-    assert_close(label, &gradients, &expected.grads, GRADIENTS);
+    assert_close(label, &results, &expected.forward(), OUTPUT_TOLERANCE);
+    assert_close(label, &gradients, &expected.grads, GRADIENT_TOLERANCE);
 }
 
 /// The presets, and combinations that no preset uses.
@@ -230,7 +230,7 @@ fn keys_of_zero() {
 }
 
 #[test]
-fn pieces_make_the_whole() {
+fn pieces_equal_the_whole() {
     let device = Device::flex();
     for (seed, (name, rule)) in rules().into_iter().enumerate() {
         let case = Case::new(&Spec::new(rule, 23, 500 + seed as u64));
@@ -256,13 +256,13 @@ fn pieces_make_the_whole() {
             outs.push(out);
             state = after;
         }
-        assert_close(&name, &named(&Tensor::cat(outs, 0), &state), &named(&whole.0, &whole.1), OUTPUTS);
+        assert_close(&name, &named(&Tensor::cat(outs, 0), &state), &named(&whole.0, &whole.1), OUTPUT_TOLERANCE);
         assert_eq!((state.tail_len, state.started), (whole.1.tail_len, whole.1.started));
     }
 }
 
 #[test]
-fn a_fresh_state_is_empty() {
+fn fresh_states_give_the_results_of_the_kernels() {
     let device = Device::flex();
     for (name, rule) in rules() {
         let case = Case::new(&Spec::new(rule, 9, 3));
@@ -270,11 +270,11 @@ fn a_fresh_state_is_empty() {
         let mut fresh = case.clone();
         fresh.state = falcon_kernels::State::fresh(&rule, &case.sizes);
         let (out, after) = scan(&rule, leaves(&case, &device).inputs, &case.offsets, state, 16);
-        assert_close(&name, &named(&out, &after), &fresh.forward(Form::Recurrent).forward(), OUTPUTS);
+        assert_close(&name, &named(&out, &after), &fresh.forward(Form::Recurrent).forward(), OUTPUT_TOLERANCE);
     }
 }
 
-/// Keys of windows whose largest eigenvalues are close: almost orthogonal and of almost equal length, up to `noise`.
+/// Makes the largest eigenvalues of windows almost equal: keys become orthogonal and of equal length, up to `noise`.
 fn close_keys(case: &mut Case<f64>, noise: f64) {
     let (heads, dim) = (case.sizes.key_heads, case.sizes.dim_k);
     for (row, key) in case.k.chunks_exact_mut(dim).enumerate() {
