@@ -218,7 +218,7 @@ def vjp(
         if grad_state is not None:
             check_state("grad_state", call.rule, call.sizes, [np.shape(part) for part in grad_state])
             grad_final = tuple(np.ascontiguousarray(part, dtype=call.dtype) for part in grad_state[:4])
-        grads = tuple(None if array is None else np.zeros(array.shape, call.dtype) for array in call.inputs)
+        grads = tuple(None if array is None else np.empty(array.shape, call.dtype) for array in call.inputs)
         grad_initial = call.new_state(np.empty)
         _native.backward(
             call.rule.spec, call.form, call.chunk_size, call.inputs, call.offsets, call.state, saved, grad_out,

@@ -166,8 +166,10 @@ fn check_sizes<F>(dst: &MatMut<'_, F>, a: Mat<'_, F>, b: Mat<'_, F>) {
 const TRIANGLE: usize = 32;
 
 /// `dst += a b` where row `i` of `a` is zero from column `bound(i)` on. The zeros are skipped; `bound` must not fall.
-/// Row `i` of the result does not depend on the rows of `b` from `bound(i)` on, even if they are not finite.
+/// Row `i` of the result does not depend on the rows of `b` from `bound(i)` on, even if they are not finite. Rows of `b`
+/// beyond the columns of `a` are not used.
 pub fn lower_matmul<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound: impl Fn(usize) -> usize) {
+    let b = b.rows(0..a.cols);
     if is_small(b) {
         return small(MatMut::new(dst, b.cols), F::one(), a, b, Part::TermsBelow(&bound));
     }
@@ -182,8 +184,9 @@ pub fn lower_matmul<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound:
     }
 }
 
-/// `dst += aᵀ b` for `a` as in [`lower_matmul`].
+/// `dst += aᵀ b` for `a` as in [`lower_matmul`]. Rows of `dst` beyond the columns of `a` are left alone.
 pub fn lower_matmul_t<F: Real>(dst: &mut [F], a: Mat<'_, F>, b: Mat<'_, F>, bound: impl Fn(usize) -> usize) {
+    let dst = &mut dst[..a.cols * b.cols];
     if is_small(b) {
         // Row `c` of the result has terms from the first row of `a` on that reaches beyond column `c`.
         let first = |c: usize| {
@@ -319,11 +322,19 @@ mod tests {
             matmul(MatMut::new(&mut full, n), 1.0, a, b);
             lower_matmul(&mut lower, a, b, bound);
             assert_eq!(full, lower);
+            // With rows of `b` that no row of `a` reaches.
+            let longer: Vec<f64> = b.data.iter().copied().chain([f64::NAN; 6]).collect();
+            let mut with_longer = vec![0.5; rows * n];
+            lower_matmul(&mut with_longer, a, Mat::new(&longer, n), bound);
+            assert_eq!(full, with_longer);
 
             let (mut full, mut lower) = (vec![0.5; width * n], vec![0.5; width * n]);
             matmul(MatMut::new(&mut full, n), 1.0, a.t(), c);
             lower_matmul_t(&mut lower, a, c, bound);
             assert_eq!(full, lower);
+            let mut with_longer = vec![0.5; (width + 2) * n];
+            lower_matmul_t(&mut with_longer, a, c, bound);
+            assert_eq!(with_longer, [full, vec![0.5; 2 * n]].concat());
 
             let (mut full, mut lower) = (vec![0.0; rows * width], vec![0.0; rows * width]);
             matmul(MatMut::new(&mut full, width), 0.0, c, b.t());

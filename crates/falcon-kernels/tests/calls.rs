@@ -1,7 +1,7 @@
 //! The checks of a call, and its behaviour at the limits.
 
-use falcon_kernels::rule::Normaliser;
-use falcon_kernels::{Call, Decoder, Error, Form, Grads, GradsMut, Inputs, Rule, View};
+use falcon_kernels::rule::{Align, Normaliser};
+use falcon_kernels::{Call, Decoder, Error, Form, Grads, GradsMut, Inputs, Rule, Sizes, State, View};
 use falcon_testkit::{Case, Spec, max_error};
 
 fn message<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
@@ -127,21 +127,54 @@ fn recording_changes_neither_outputs_nor_gradients() {
         assert_eq!(call.backward(&case.state, &case.grad_out, upstream).unwrap(), grads, "{name}");
         let (mut again, mut saved) = (case.state.clone(), vec![0.0; call.saved_len()]);
         call.record_into(&mut again, &mut out, &mut saved).unwrap();
-        let mut into = Grads { state: again, ..grads.clone() };
-        for data in [&mut into.q, &mut into.k, &mut into.v] {
-            data.fill(0.0);
+        assert_eq!(grads_into(&case, &call, &saved, upstream, &grads), grads, "{name}");
+    }
+}
+
+/// [`Call::backward_into`] with targets that hold other numbers before, in the sizes of `like`.
+fn grads_into(
+    case: &Case<f64>,
+    call: &Call<'_, f64>,
+    saved: &[f64],
+    upstream: Option<&State<f64>>,
+    like: &Grads<f64>,
+) -> Grads<f64> {
+    let Sizes { tokens, heads, dim_v, .. } = case.sizes;
+    let [mut q, mut k, mut v, mut gain, mut decay] =
+        [&like.q, &like.k, &like.v, &like.gain, &like.decay].map(|grad| vec![f64::NAN; grad.len()]);
+    let into = GradsMut { q: &mut q, k: &mut k, v: &mut v, gain: &mut gain, decay: &mut decay };
+    let grad_out = View::new(&case.grad_out, [tokens, heads, dim_v]).unwrap();
+    let state = call.backward_into(&case.state, saved, grad_out, upstream, into).unwrap();
+    Grads { q, k, v, gain, decay, state }
+}
+
+/// Every gradient is written, and nothing is added to what was in the arrays before: for both alignments, windows longer
+/// than a chunk, heads that share keys, and with and without a gradient of the outgoing state.
+#[test]
+fn gradients_overwrite_their_targets() {
+    for (name, rule) in Rule::ALL {
+        for (align, window, key_heads) in
+            [(Align::Next, 1, 2), (Align::Same, 1, 1), (Align::Same, 6, 2), (Align::Next, 6, 1)]
+        {
+            let window = if rule.window > 1 { window } else { 1 };
+            let rule = Rule { align, window, ..rule };
+            let lengths = vec![9, 1, 0, 4];
+            let case = Case::new(&Spec { lengths, key_heads, ..Spec::new(rule, 0, 3) });
+            let call = case.call(Form::Chunked { chunk: 4 });
+            for upstream in [None, Some(&case.grad_state)] {
+                let (mut state, mut out) = (case.state.clone(), vec![0.0; case.grad_out.len()]);
+                let mut saved = vec![0.0; call.saved_len()];
+                call.record_into(&mut state, &mut out, &mut saved).unwrap();
+                let expected = case.call(Form::Recurrent).backward(&case.state, &case.grad_out, upstream).unwrap();
+                let found = grads_into(&case, &call, &saved, upstream, &expected);
+                for (tensor, found, expected) in
+                    [("q", &found.q, &expected.q), ("k", &found.k, &expected.k), ("v", &found.v, &expected.v)]
+                {
+                    // A number that is not finite is not close to anything.
+                    assert!(max_error(found, expected) < 1e-10, "{name}, {align:?}, window {window}: {tensor}");
+                }
+            }
         }
-        let shape = [case.sizes.tokens, case.sizes.heads, case.sizes.dim_v];
-        let views = GradsMut {
-            q: &mut into.q,
-            k: &mut into.k,
-            v: &mut into.v,
-            gain: &mut into.gain,
-            decay: &mut into.decay,
-        };
-        let grad_out = View::new(&case.grad_out, shape).unwrap();
-        into.state = call.backward_into(&case.state, &saved, grad_out, upstream, views).unwrap();
-        assert_eq!(into, grads, "{name}");
     }
 }
 

@@ -31,7 +31,8 @@ fn a_micro_model_learns_to_add() {
         "task.max_width=3",
         "task.beyond=4",
         "task.sparse_until=0.6",
-        "train.steps=400",
+        // With half as many, rounding decides whether a seed passes: every third one does not.
+        "train.steps=800",
         "train.batch=64",
         "train.lr=5e-3",
     ];

@@ -261,7 +261,7 @@ fn run_forward<F: Element + Compiled>(
     final_state.write(&state)
 }
 
-/// The backward pass of a call of `forward`. The gradients of `q`, `k` and `v` are added to the arrays for them.
+/// The backward pass of a call of `forward`. The arrays for the gradients are overwritten.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)] // The only caller is the Python package, which passes them in order.
 pub fn backward(

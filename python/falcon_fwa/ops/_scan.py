@@ -145,7 +145,7 @@ def scan_backward(
     """
     parsed, sizes = Rule.parse(rule), _sizes(q, v, cu_seqlens)
     inputs, dtype = _inputs(q, k, v, gain, decay)
-    grads = tuple(None if x is None else torch.zeros(x.shape, dtype=dtype) for x in inputs)
+    grads = tuple(None if x is None else torch.empty(x.shape, dtype=dtype) for x in inputs)
     grad_initial = _empty_state(parsed, sizes, q)
     state = _state((memory, last_key, tail_key, tail_value, counts), dtype)
     final_grads = tuple(part.detach().to(dtype).contiguous() for part in grad_final) or None

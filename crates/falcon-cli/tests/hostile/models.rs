@@ -170,7 +170,7 @@ const CASES: &[Case] = &[
         "a question with an empty choice",
         |folder| questions(folder, r#"{"question": "q", "choices": ["a", " "], "gold": 0}"#),
         "eval model --tasks piqa --data .",
-        &["piqa.jsonl, line 2: choice 1 is empty"],
+        &["piqa.jsonl, line 2: choice 1, counted from 0, is empty"],
     ),
     Case::refused(
         "a model of another architecture",
