@@ -11,7 +11,7 @@ use crate::head::{Head, Pairs, Place};
 use crate::inputs::Sizes;
 use crate::real::add;
 use crate::rule::Rule;
-use crate::scratch::Scratch;
+use crate::scratch::{Aligned, Scratch};
 use crate::segment::{Segment, SegmentGrad};
 use crate::shared::{HeadRows, SharedHeads};
 use crate::simd::{Vectorised, copy_row, dispatch, prefetch, vectorised};
@@ -170,7 +170,7 @@ fn run<F: Real>(grad_out: View<'_, F>, groups: &mut [KeyGrad<'_, F>]) {
     let Call { rule, form, sizes: Sizes { dim_k, dim_v, .. }, .. } = groups[0].heads[0].head.call;
     let (dim_k, dim_v) = (*dim_k, *dim_v);
     let (mut segment, mut coefficients) = (Segment::new(rule, dim_k, dim_v), Coefficients::default());
-    let (mut grad, mut scratch, mut upstream) = (SegmentGrad::default(), Scratch::default(), Vec::new());
+    let (mut grad, mut scratch, mut upstream) = (SegmentGrad::default(), Scratch::default(), Aligned::default());
     let (mut grad_gain, mut grad_decay) = (Vec::new(), Vec::new());
     let tokens = groups[0].heads[0].head.tokens().len();
     for (index, steps) in form.segments(rule, tokens).enumerate().rev() {
@@ -181,7 +181,8 @@ fn run<F: Real>(grad_out: View<'_, F>, groups: &mut [KeyGrad<'_, F>]) {
                 vectorised(|| gather_upstream(head.head, &steps, grad_out, &mut upstream));
                 if let Some(n) = rule.normaliser {
                     // The reads were not saved, so they are computed again.
-                    let mut read = vec![F::zero(); steps.len() * segment.columns];
+                    let mut read = Aligned::default();
+                    read.resize(steps.len() * segment.columns);
                     form.forward(&segment, &mut memory.to_vec(), &mut read, &mut scratch);
                     for (read, grad) in read.chunks_exact_mut(segment.columns).zip(upstream.chunks_exact(dim_v)) {
                         normaliser::divide_backward(read, F::of(n.eps), grad);
@@ -303,10 +304,10 @@ fn gather_upstream<F: Real>(
     head: &Head<'_, F>,
     steps: &Range<usize>,
     grad_out: View<'_, F>,
-    upstream: &mut Vec<F>,
+    upstream: &mut Aligned<F>,
 ) {
     let (start, width) = (head.tokens().start, head.values.len());
-    upstream.resize(steps.len() * width, F::zero());
+    upstream.resize(steps.len() * width);
     for (t, to) in steps.clone().zip(upstream.chunks_exact_mut(width)) {
         if let Some(before) = t.checked_sub(steps.len()) {
             prefetch(grad_out.row(start + before, head.head));

@@ -20,7 +20,7 @@ use crate::head::{Head, advance};
 use crate::inputs::Inputs;
 use crate::real::{axpy, combine, dot, mul_add, multiply};
 use crate::rule::{Align, Rule};
-use crate::scratch::split;
+use crate::scratch::Scratch;
 use crate::segment::Segment;
 use crate::simd::{Vectorised, dispatch};
 use crate::state::{State, row};
@@ -37,7 +37,7 @@ pub struct Decoder<F> {
     ahead: Vec<F>,
     segment: Segment<F>,
     coefficients: Coefficients<F>,
-    scratch: Vec<F>,
+    scratch: Scratch<F>,
 }
 
 impl<F: Real> Decoder<F> {
@@ -47,7 +47,7 @@ impl<F: Real> Decoder<F> {
         rule.validate()?;
         state.check(rule, &state.sizes())?;
         let (segment, coefficients) = (Segment::new(rule, 0, 0), Coefficients::default());
-        Ok(Self { rule: *rule, state, ahead: Vec::new(), segment, coefficients, scratch: Vec::new() })
+        Ok(Self { rule: *rule, state, ahead: Vec::new(), segment, coefficients, scratch: Scratch::default() })
     }
 
     /// The state after the tokens so far.
@@ -96,7 +96,6 @@ impl<F: Real> Vectorised for Step<'_, F> {
         let predictions = if segment.erases() { rule.window * columns } else { 0 };
         let fresh = ahead.is_empty();
         ahead.resize(sizes.sequences * sizes.heads * predictions, F::zero());
-        scratch.resize((rule.window + 5) * columns, F::zero());
         for sequence in 0..sizes.sequences {
             for head in 0..sizes.heads {
                 let place = Head::new(call, state, sequence, head);
@@ -131,12 +130,12 @@ fn head_step<'s, F: Real, const FUSED: bool>(
     memory: &mut [F],
     predictions: &mut [F],
     known: usize,
-    scratch: &'s mut [F],
+    scratch: &'s mut Scratch<F>,
 ) -> &'s [F] {
     let (columns, q, window) = (segment.columns, segment.q_row(0), segment.window(0));
     // The first token of a fresh sequence has no pair, and writes a zero value to a zero key.
     let pairs = window.len().max(1);
-    let [read, spare, carry, tiles, z] = split(scratch, [columns, columns, columns, 2 * columns, pairs * columns]);
+    let [read, spare, carry, tiles, z] = scratch.split([columns, columns, columns, 2 * columns, pairs * columns]);
     z.fill(F::zero());
     if segment.erases() {
         for slot in known..window.len() {

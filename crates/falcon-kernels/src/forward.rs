@@ -12,7 +12,7 @@ use crate::form::Form;
 use crate::head::{Head, advance};
 use crate::inputs::Sizes;
 use crate::rule::Rule;
-use crate::scratch::Scratch;
+use crate::scratch::{Aligned, Scratch};
 use crate::segment::Segment;
 use crate::shared::{HeadRows, SharedHeads};
 use crate::simd::{Vectorised, copy_row, dispatch};
@@ -183,11 +183,11 @@ struct Run<'a, F> {
 fn run<F: Real>(runs: &mut [Run<'_, F>]) {
     let Head { call: Call { rule, form, sizes, .. }, ref values, .. } = runs[0].head;
     let (mut segment, mut coefficients) = (Segment::new(rule, sizes.dim_k, values.len()), Coefficients::default());
-    let (mut raw, mut scratch) = (Vec::new(), Scratch::default());
+    let (mut raw, mut scratch) = (Aligned::default(), Scratch::default());
     for steps in form.segments(rule, runs[0].head.tokens().len()) {
         for Run { head, memory, saved, out } in &mut *runs {
             head.pack(steps.clone(), &mut segment, &mut coefficients, Purpose::Forward);
-            raw.resize(steps.len() * segment.columns, F::zero());
+            raw.resize(steps.len() * segment.columns);
             if let Some(saved) = saved.next() {
                 saved.copy_from_slice(memory);
             }

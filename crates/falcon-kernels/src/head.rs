@@ -152,8 +152,8 @@ impl<'a, F: Real> Head<'a, F> {
             }
         }
         let (dim_k, columns, rows) = (self.call.sizes.dim_k, segment.columns, segment.rows());
-        segment.qx.resize((steps.len() + rows) * dim_k, F::zero());
-        segment.v.resize(rows * columns, F::zero());
+        segment.qx.resize((steps.len() + rows) * dim_k);
+        segment.v.resize(rows * columns);
         let (q, x) = segment.qx.split_at_mut(steps.len() * dim_k);
         // The rows of a head are far apart in memory, and the processor does not guess which ones come next. Asking for
         // one with every row that is copied is faster than asking for all of them at once.

@@ -128,31 +128,43 @@ pub(crate) fn multiply<F: Real>(y: &mut [F], x: &[F]) {
     }
 }
 
-/// Numbers of a row that stay in registers during a loop over rows.
-const TILE: usize = 32;
-
-/// The same number where several tiles share the registers.
+/// Numbers of a row that stay in registers where several rows share them.
 const NARROW: usize = 16;
 
 /// `y += Σ_l weights[l] · row l`, where rows are `stride` apart in `rows`. A tile of `y` stays in registers throughout.
 #[inline(always)]
 pub(crate) fn combine<F: Real>(y: &mut [F], weights: &[F], rows: &[F], stride: usize) {
-    let width = y.len();
-    let (tiles, rest) = y.as_chunks_mut::<TILE>();
-    for (index, tile) in tiles.iter_mut().enumerate() {
+    // Wide tiles, because the sums of a tile are independent of each other while those of a number have to wait.
+    let wide = combine_tiles::<F, 64>(y, 0, weights, rows, stride);
+    let done = combine_tiles::<F, 16>(y, wide, weights, rows, stride);
+    let rest = &mut y[done..];
+    for (l, weight) in weights.iter().enumerate() {
+        axpy(rest, *weight, &rows[l * stride + done..][..rest.len()]);
+    }
+}
+
+/// [`combine`] for as many tiles of `TILE` numbers as fit behind the first `done`. Returns how many numbers are done
+/// then.
+#[inline(always)]
+fn combine_tiles<F: Real, const TILE: usize>(
+    y: &mut [F],
+    mut done: usize,
+    weights: &[F],
+    rows: &[F],
+    stride: usize,
+) -> usize {
+    while let Some(tile) = y[done..].first_chunk_mut::<TILE>() {
         let mut sum = *tile;
         for (l, weight) in weights.iter().enumerate() {
-            let row: &[F; TILE] = rows[l * stride + index * TILE..].first_chunk().expect("a row as wide as y");
+            let row: &[F; TILE] = rows[l * stride + done..].first_chunk().expect("a row as wide as y");
             for lane in 0..TILE {
                 sum[lane] += *weight * row[lane];
             }
         }
         *tile = sum;
+        done += TILE;
     }
-    let done = width - rest.len();
-    for (l, weight) in weights.iter().enumerate() {
-        axpy(rest, *weight, &rows[l * stride + done..][..width - done]);
-    }
+    done
 }
 
 /// Multiplies every row by `gamma`, and adds the decayed rows to each of `sums`:

@@ -1,5 +1,6 @@
 //! Working memory that kernels reuse from chunk to chunk.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::Real;
@@ -13,18 +14,60 @@ pub fn poison_scratch() {
     POISONED.store(true, Ordering::Relaxed);
 }
 
-/// A buffer that only grows. Its slices hold arbitrary numbers from earlier uses.
-#[derive(Default)]
-pub(crate) struct Scratch<F> {
+/// Numbers whose first one is at the start of a cache line, so that vectors of a matrix with rows of whole lines are
+/// not divided between two of them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Aligned<F> {
     buffer: Vec<F>,
+    start: usize,
+    len: usize,
+}
+
+impl<F> Aligned<F> {
+    /// Numbers in a cache line.
+    const LINE: usize = 64 / size_of::<F>();
+}
+
+impl<F: Real> Aligned<F> {
+    /// Changes the length. What the numbers are afterwards is not specified.
+    #[inline(always)]
+    pub fn resize(&mut self, len: usize) {
+        if self.buffer.len() < len + Self::LINE {
+            self.buffer.resize(len + Self::LINE, F::zero());
+            self.start = self.buffer.as_ptr().align_offset(64).min(Self::LINE);
+        }
+        self.len = len;
+    }
+}
+
+impl<F> Deref for Aligned<F> {
+    type Target = [F];
+
+    #[inline(always)]
+    fn deref(&self) -> &[F] {
+        &self.buffer[self.start..][..self.len]
+    }
+}
+
+impl<F> DerefMut for Aligned<F> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [F] {
+        &mut self.buffer[self.start..][..self.len]
+    }
+}
+
+/// A buffer that only grows. Its slices hold arbitrary numbers from earlier uses.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scratch<F> {
+    buffer: Aligned<F>,
 }
 
 impl<F: Real> Scratch<F> {
-    /// Disjoint slices of these lengths.
+    /// Disjoint slices of these lengths, each at the start of a cache line.
     pub fn split<const N: usize>(&mut self, lengths: [usize; N]) -> [&mut [F]; N] {
-        let total = lengths.iter().sum();
+        let total = room::<F>(&lengths);
         if self.buffer.len() < total {
-            self.buffer.resize(total, F::zero());
+            self.buffer.resize(total);
         }
         if POISONED.load(Ordering::Relaxed) {
             self.buffer.fill(F::nan());
@@ -33,12 +76,18 @@ impl<F: Real> Scratch<F> {
     }
 }
 
-/// Disjoint slices of these lengths, from the front of `buffer`.
+/// Disjoint slices of these lengths, from the front of `buffer`. Each begins a whole number of cache lines after the
+/// first.
 pub(crate) fn split<F, const N: usize>(buffer: &mut [F], lengths: [usize; N]) -> [&mut [F]; N] {
     let mut rest = buffer;
     lengths.map(|length| {
-        let (slice, after) = std::mem::take(&mut rest).split_at_mut(length);
+        let (slice, after) = std::mem::take(&mut rest).split_at_mut(length.next_multiple_of(Aligned::<F>::LINE));
         rest = after;
-        slice
+        &mut slice[..length]
     })
+}
+
+/// The room that [`split`] needs for slices of these lengths.
+pub(crate) fn room<F>(lengths: &[usize]) -> usize {
+    lengths.iter().map(|length| length.next_multiple_of(Aligned::<F>::LINE)).sum()
 }

@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use crate::Real;
 use crate::rule::{Columns, Objective, Read, Rule};
+use crate::scratch::Aligned;
 use crate::state::row;
 
 #[derive(Clone, Debug, Default)]
@@ -31,9 +32,9 @@ pub(crate) struct Segment<F> {
     pub each_column: bool,
     /// Queries `[steps, dim_k]`, and below them the keys that are written `[rows, dim_k]`, in one matrix so that one
     /// product with the memory gives both reads and predictions.
-    pub qx: Vec<F>,
+    pub qx: Aligned<F>,
     /// Values `[rows, columns]`.
-    pub v: Vec<F>,
+    pub v: Aligned<F>,
     /// `w / B`: the gain `w` of the value ([`crate::rule`]), divided by the number of pairs in the window. The
     /// equations of the kernels call this `w`.
     pub write: Vec<F>,
@@ -136,8 +137,8 @@ impl<F: Real> Segment<F> {
 /// The accumulated gradients of the arrays of a [`Segment`].
 #[derive(Default)]
 pub(crate) struct SegmentGrad<F> {
-    pub qx: Vec<F>,
-    pub v: Vec<F>,
+    pub qx: Aligned<F>,
+    pub v: Aligned<F>,
     pub write: Vec<F>,
     pub erase: Vec<F>,
     pub gamma: Vec<F>,
@@ -146,9 +147,11 @@ pub(crate) struct SegmentGrad<F> {
 impl<F: Real> SegmentGrad<F> {
     /// Sets all gradients to 0, in the sizes of `segment`.
     pub fn reset(&mut self, segment: &Segment<F>) {
+        for (grad, like) in [(&mut self.qx, &segment.qx), (&mut self.v, &segment.v)] {
+            grad.resize(like.len());
+            grad.fill(F::zero());
+        }
         for (grad, like) in [
-            (&mut self.qx, &segment.qx),
-            (&mut self.v, &segment.v),
             (&mut self.write, &segment.write),
             (&mut self.erase, &segment.erase),
             (&mut self.gamma, &segment.gamma),

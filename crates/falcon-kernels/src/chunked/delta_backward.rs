@@ -24,7 +24,7 @@ use super::rows::scale_rows;
 use crate::Real;
 use crate::mat::{Mat, MatMut, lower_matmul, lower_matmul_t, matmul, matmul_memory, product_lower};
 use crate::real::{axpy, combine, dot, scale};
-use crate::scratch::{Scratch, split};
+use crate::scratch::{Scratch, room, split};
 use crate::segment::{Segment, SegmentGrad};
 use crate::state::row;
 
@@ -123,7 +123,7 @@ fn reverse_lengths<F: Real>(segment: &Segment<F>) -> [usize; 8] {
 }
 
 fn reverse_length<F: Real>(segment: &Segment<F>) -> usize {
-    reverse_lengths(segment).iter().sum()
+    room::<F>(&reverse_lengths(segment))
 }
 
 /// The rows within a window to both sides of a row.
