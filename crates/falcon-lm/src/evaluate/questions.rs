@@ -146,7 +146,7 @@ impl Item {
                 (need(contexts, "contexts")?, vec![need(continuation, "continuation")?], need(gold, "gold")?)
             }
             PromptFormat::LastWord => (vec![need(context, "context")?], vec![need(target, "target")?], 0),
-            _ => {
+            PromptFormat::Question | PromptFormat::Stem | PromptFormat::Situation | PromptFormat::Story => {
                 let context = match form {
                     PromptFormat::Question => {
                         // SciQ has a passage that contains the answer, if the file has it.
@@ -157,7 +157,10 @@ impl Item {
                     PromptFormat::Situation => {
                         format!("Q: {} {}\nA:", need(context, "context")?, need(question, "question")?)
                     }
-                    _ => need(context, "context")?,
+                    PromptFormat::Story => need(context, "context")?,
+                    PromptFormat::Contexts | PromptFormat::LastWord => {
+                        unreachable!("these have arms of their own")
+                    }
                 };
                 (vec![context], need(choices, "choices")?, need(gold, "gold")?)
             }
