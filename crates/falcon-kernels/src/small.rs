@@ -33,6 +33,7 @@ impl<F> Raw<F> {
     /// SAFETY: the element must be in the matrix.
     #[inline(always)]
     unsafe fn at(self, row: usize, col: usize) -> *const F {
+        // SAFETY: the caller vouches for the element.
         unsafe { self.data.add(row * self.row_stride + col * self.col_stride) }
     }
 }
@@ -179,6 +180,7 @@ impl<F: SimdNumber> Product<'_, F> {
         mask: MemMask<F::Mask<S>>,
     ) {
         let lanes = F::lanes::<S>();
+        // SAFETY: this is only called with rows of `b` or `dst` of which at least the numbers of the tile are valid.
         let load = |from: *const F, v: usize| unsafe {
             let from = from.add(v * lanes);
             if CUT && v == V - 1 { F::load_masked(simd, mask, from) } else { F::load(simd, from) }
