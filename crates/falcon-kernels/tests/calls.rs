@@ -219,3 +219,27 @@ fn normalised_reads_with_signed_features() {
         assert_eq!(state.memory, [-3.0, -2.0], "the sum and its weight, {form:?}");
     }
 }
+
+/// The outgoing last key is a copy of the last token's key, so its gradient is added to that of the token.
+#[test]
+fn the_gradient_of_the_last_key_reaches_the_last_token() {
+    for (align, key_heads) in [(Align::Next, 1), (Align::Next, 2), (Align::Same, 1), (Align::Same, 2)] {
+        let rule = Rule { align, ..Rule::FALCON_1 };
+        let case = Case::new(&Spec { lengths: vec![9, 1, 0, 4], key_heads, ..Spec::new(rule, 0, 3) });
+        let mut upstream = case.grad_state.clone();
+        for zeros in [&mut upstream.memory, &mut upstream.tail_x, &mut upstream.tail_v] {
+            zeros.fill(0.0);
+        }
+        upstream.last_key.fill(1.0);
+        let grad_out = vec![0.0; case.grad_out.len()];
+        let grads =
+            case.call(Form::Chunked { chunk: 4 }).backward(&case.state, &grad_out, Some(&upstream)).unwrap();
+        for (token, row) in grads.k.chunks_exact(key_heads * case.sizes.dim_k).enumerate() {
+            let expected = if [8, 9, 13].contains(&token) { 1.0 } else { 0.0 };
+            assert!(
+                row.iter().all(|x| *x == expected),
+                "{align:?}, {key_heads} key heads, token {token}: {row:?}"
+            );
+        }
+    }
+}
