@@ -1,7 +1,8 @@
 //! The largest eigenvalues of small symmetric matrices, for the curvature of windows.
 
-/// Matrices that are computed side by side, one in each lane of the vector registers.
-pub(crate) const LANES: usize = 8;
+/// Matrices that are computed side by side, one in each lane of the vector registers. Twice as many as a register holds,
+/// because a rotation is a chain of divisions and roots, each of which waits for the one before.
+pub(crate) const LANES: usize = 16;
 
 /// One entry of [`LANES`] matrices.
 pub(crate) type Lanes = [f64; LANES];
@@ -147,8 +148,8 @@ mod tests {
     /// The eigenpair of the matrix in lane 3, with other matrices in the other lanes. Checks `A u = μ u` and `|u| = 1`;
     /// the caller checks that `μ` is the largest eigenvalue.
     fn check(a: &[f64], n: usize) -> (f64, Vec<f64>) {
-        let mut lanes: Vec<Lanes> =
-            a.iter().map(|x| [7.0 * x, 0.0, x + 1.0, *x, -x, 1e-9 * x, 2.0, 0.5]).collect();
+        let others = |x: f64| [7.0 * x, 0.0, x + 1.0, x, -x, 1e-9 * x, 2.0, 0.5];
+        let mut lanes: Vec<Lanes> = a.iter().map(|x| std::array::from_fn(|lane| others(*x)[lane % 8])).collect();
         let alone = top_eigenpairs(&mut a.iter().map(|x| [*x; LANES]).collect::<Vec<_>>(), n, 1e-17, &mut []);
         let mut vectors = vec![[0.0; LANES]; n * n];
         let mu = top_eigenpairs(&mut lanes, n, 1e-17, &mut vectors)[3];

@@ -177,6 +177,7 @@ pub(crate) fn decay_combine<F: Real, const N: usize>(
     sums: [&mut [F]; N],
 ) {
     let width = gamma.len();
+    let weights = weights.map(|weights| &weights[..rows.len() / width]);
     let mut start = 0;
     while start + NARROW <= width {
         let gamma: &[F; NARROW] = gamma[start..].first_chunk().expect("a tile");

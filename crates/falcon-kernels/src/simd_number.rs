@@ -89,7 +89,8 @@ macro_rules! simd_number {
 
             #[inline(always)]
             fn mask<S: Simd>(simd: S, count: usize) -> MemMask<S::$mask> {
-                simd.$between(0, count as $index)
+                // Without the functions that pulp would call for each width: a call for each load is slow.
+                MemMask::new(simd.$between(0, count as $index).mask())
             }
 
             #[inline(always)]

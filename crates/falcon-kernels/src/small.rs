@@ -51,7 +51,8 @@ pub(crate) enum Part<'a> {
     TermsBelow(Bound<'a>),
     /// In row `i`, the terms `p ≥ bound(i)`: row `i` of `a` is zero before.
     TermsFrom(Bound<'a>),
-    /// In row `i`, the columns below `bound(i)`. What the other columns hold afterwards is not specified.
+    /// In row `i`, the columns below `bound(i)`. What the other columns hold afterwards is not specified, so a tile may
+    /// end with a whole vector.
     ColumnsBelow(Bound<'a>),
 }
 
@@ -108,6 +109,10 @@ impl<F: SimdNumber> Product<'_, F> {
             let mut row = 0;
             while row < self.rows {
                 row += match self.rows - row {
+                    // Narrow tiles are high, so that they have as many sums.
+                    left if left >= 8 && V == 4 && self.width::<S>(row + 7, col, panel) <= 2 * F::lanes::<S>() => {
+                        self.tile_of::<S, 8, 2>(simd, b, row, col, panel)
+                    }
                     left if left >= R => self.tile_of::<S, R, V>(simd, b, row, col, panel),
                     left if left >= 2 => self.tile_of::<S, 2, V>(simd, b, row, col, panel),
                     _ => self.tile_of::<S, 1, V>(simd, b, row, col, panel),
@@ -132,6 +137,18 @@ impl<F: SimdNumber> Product<'_, F> {
         }
     }
 
+    /// How many columns of a panel are wanted in a row.
+    #[inline(always)]
+    fn width<S: Simd>(&self, row: usize, col: usize, panel: usize) -> usize {
+        match &self.part {
+            Part::ColumnsBelow(bound) => {
+                let wanted = bound(row).min(self.cols).saturating_sub(col);
+                wanted.next_multiple_of(F::lanes::<S>()).min(panel)
+            }
+            _ => panel,
+        }
+    }
+
     /// The tile at a row and a column, no wider than `panel`, with the columns `b`. Returns its number of rows.
     #[inline(always)]
     fn tile_of<S: Simd, const R: usize, const V: usize>(
@@ -142,10 +159,7 @@ impl<F: SimdNumber> Product<'_, F> {
         col: usize,
         panel: usize,
     ) -> usize {
-        let width = match &self.part {
-            Part::ColumnsBelow(bound) => bound(row + R - 1).min(self.cols).saturating_sub(col).min(panel),
-            _ => panel,
-        };
+        let width = self.width::<S>(row + R - 1, col, panel);
         let (vectors, rest) = (width / F::lanes::<S>(), width % F::lanes::<S>());
         let mask = F::mask::<S>(simd, rest);
         // SAFETY: `run` vouches for the matrices, and the tile is inside `dst`.
@@ -213,14 +227,25 @@ impl<F: SimdNumber> Product<'_, F> {
         }
         if !partly.is_empty() {
             let Part::TermsBelow(bound) = &self.part else { unreachable!("all rows have the same terms") };
+            let mut ends = [0; R];
             for i in 0..R {
-                // Left out rather than multiplied by 0: a later row of `b` may not be finite.
-                for p in partly.start..bound(row + i).min(partly.end) {
-                    // SAFETY: as above.
-                    unsafe {
-                        let a = F::splat(simd, *self.a.at(row + i, p));
-                        for v in 0..V {
-                            sums[i][v] = F::mul_add(simd, a, load(b.at(p, 0), v), sums[i][v]);
+                ends[i] = bound(row + i);
+            }
+            for p in partly {
+                // SAFETY: as above.
+                unsafe {
+                    let b = b.at(p, 0);
+                    let mut vectors = [F::splat(simd, F::zero()); V];
+                    for v in 0..V {
+                        vectors[v] = load(b, v);
+                    }
+                    for i in 0..R {
+                        // Left out rather than multiplied by 0: a later row of `b` may not be finite.
+                        if p < ends[i] {
+                            let a = F::splat(simd, *self.a.at(row + i, p));
+                            for v in 0..V {
+                                sums[i][v] = F::mul_add(simd, a, vectors[v], sums[i][v]);
+                            }
                         }
                     }
                 }

@@ -3,10 +3,11 @@
 //!
 //! Every decay is a product `D[t][s] = Π_{s ≤ r < t} γ_r` with `s ≤ t`. The clamp, gates and gains up to 2 ensure
 //! `|γ| ≤ 1`, so nothing is multiplied by more than 1, and nothing is divided by a decay: a chunk whose steps are all
-//! clamped is as accurate as one without decay. The one exception is the backward pass of [`columns`], which runs step
+//! clamped is as accurate as one without decay. The one exception is the backward pass of [`columns_backward`], which runs step
 //! by step where a division would lose accuracy.
 
 mod columns;
+mod columns_backward;
 mod delta;
 mod delta_backward;
 mod linear;
@@ -50,7 +51,7 @@ pub(crate) fn backward<F: Real>(
     grad: &mut SegmentGrad<F>,
     scratch: &mut Scratch<F>,
 ) {
-    if segment.each_column && columns::needs_steps(segment) {
+    if segment.each_column && columns_backward::needs_steps(segment) {
         return crate::recurrent::backward(segment, memory, grad_out, adjoint, grad);
     }
     dispatch(Backward { segment, memory, grad_out, adjoint, grad, scratch });
@@ -71,7 +72,7 @@ impl<F: Real> Vectorised for Backward<'_, F> {
         let Self { segment, memory, grad_out, adjoint, grad, scratch } = self;
         match segment {
             Segment { each_column: true, .. } => {
-                columns::backward(segment, memory, grad_out, adjoint, grad, scratch);
+                columns_backward::backward(segment, memory, grad_out, adjoint, grad, scratch);
             }
             _ if segment.erases() => delta_backward::backward(segment, memory, grad_out, adjoint, grad, scratch),
             _ => linear::backward(segment, memory, grad_out, adjoint, grad, scratch),
