@@ -61,7 +61,7 @@ impl Form {
 
     /// The most tokens in a chunk of a rule with per-column gains. Its work per token grows with the chunk and is not a
     /// matrix product, so longer chunks would be slower.
-    const COLUMNS_CHUNK: usize = 32;
+    const COLUMNS_CHUNK: usize = 64;
 
     /// How many tokens this form computes at once for `rule`; `None` means a whole sequence.
     pub fn stretch(self, rule: &Rule) -> Option<usize> {

@@ -154,6 +154,7 @@ pub(crate) fn backward<F: Real>(
     grad: &mut SegmentGrad<F>,
 ) {
     let (columns, dim_k, steps) = (segment.columns, segment.dim_k, segment.steps);
+    grad.clear_rows();
     let products = Products::new(segment, memory);
     let writes = &products.writes;
     let count = writes.len();

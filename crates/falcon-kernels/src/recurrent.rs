@@ -39,6 +39,7 @@ pub(crate) fn backward<F: Real>(
     grad: &mut SegmentGrad<F>,
 ) {
     let (columns, dim_k, size) = (segment.columns, segment.dim_k, memory.len());
+    grad.clear_rows();
     let mut p = vec![F::zero(); segment.window * columns];
     let mut z = p.clone();
     // The memory at every time of the segment.

@@ -14,6 +14,13 @@ pub fn poison_scratch() {
     POISONED.store(true, Ordering::Relaxed);
 }
 
+/// Fills working memory with NaN, if [`poison_scratch`] was called.
+pub(crate) fn poison<F: Real>(memory: &mut [F]) {
+    if POISONED.load(Ordering::Relaxed) {
+        memory.fill(F::nan());
+    }
+}
+
 /// Numbers whose first one is at the start of a cache line, so that vectors of a matrix with rows of whole lines are
 /// not divided between two of them.
 #[derive(Clone, Debug, Default)]
@@ -69,9 +76,7 @@ impl<F: Real> Scratch<F> {
         if self.buffer.len() < total {
             self.buffer.resize(total);
         }
-        if POISONED.load(Ordering::Relaxed) {
-            self.buffer.fill(F::nan());
-        }
+        poison(&mut self.buffer);
         split(&mut self.buffer, lengths)
     }
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use crate::Real;
 use crate::rule::{Columns, Objective, Read, Rule};
-use crate::scratch::Aligned;
+use crate::scratch::{self, Aligned};
 use crate::state::row;
 
 #[derive(Clone, Debug, Default)]
@@ -145,11 +145,12 @@ pub(crate) struct SegmentGrad<F> {
 }
 
 impl<F: Real> SegmentGrad<F> {
-    /// Sets all gradients to 0, in the sizes of `segment`.
+    /// Makes room for the gradients of `segment`. Those of gains and carries become 0; those of queries, keys and
+    /// values are not specified, because every form writes them.
     pub fn reset(&mut self, segment: &Segment<F>) {
         for (grad, like) in [(&mut self.qx, &segment.qx), (&mut self.v, &segment.v)] {
             grad.resize(like.len());
-            grad.fill(F::zero());
+            scratch::poison(grad);
         }
         for (grad, like) in [
             (&mut self.write, &segment.write),
@@ -159,6 +160,12 @@ impl<F: Real> SegmentGrad<F> {
             grad.clear();
             grad.resize(like.len(), F::zero());
         }
+    }
+
+    /// Sets the gradients of queries, keys and values to 0, for forms that only add to them.
+    pub fn clear_rows(&mut self) {
+        self.qx.fill(F::zero());
+        self.v.fill(F::zero());
     }
 
     /// Adds to the gradient of the gain of a step: that of `column`, or that which all columns share.

@@ -88,13 +88,13 @@ pub(super) fn backward<F: Real>(
         (Mat::new(segment.q(), dim_k), Mat::new(grad_attention, steps), Mat::new(grad_gram, steps));
     let (grad_q, grad_x) = grad.qx.split_at_mut(steps * dim_k);
     let seen = |step: usize| segment.read_time(step);
+    matmul(MatMut::new(grad_q, dim_k), F::zero(), reads, s0.t());
     lower_matmul(grad_q, grad_attention, x, seen);
-    matmul(MatMut::new(grad_q, dim_k), F::one(), reads, s0.t());
+    let to_x = MatMut::new(grad_x, dim_k);
+    matmul(to_x, F::zero(), Mat::new(sweep.decayed, columns), Mat::new(adjoint, columns).t());
     lower_matmul_t(grad_x, grad_attention, q, seen);
-    let mut into_x = |a, b| matmul(MatMut::new(&mut *grad_x, dim_k), F::one(), a, b);
-    into_x(Mat::new(sweep.decayed, columns), Mat::new(adjoint, columns).t());
     if segment.erases() {
-        into_x(erased, s0.t());
+        matmul(MatMut::new(grad_x, dim_k), F::one(), erased, s0.t());
         lower_matmul(grad_x, grad_gram, x, |step| step);
         lower_matmul_t(grad_x, grad_gram, x, |step| step);
     }
@@ -211,8 +211,8 @@ impl<'a, F: Real> Reverse<'a, F> {
         let grad_v = &mut grad.v[here.clone()];
         let grad_write = &mut grad.write[here.clone()];
         for c in 0..a.len() {
-            grad_v[c] += write[c] * a[c];
-            grad_write[c] += a[c] * v[c];
+            grad_v[c] = write[c] * a[c];
+            grad_write[c] = a[c] * v[c];
         }
         if segment.erases() {
             for ((grad, a), p) in grad.erase[here].iter_mut().zip(a).zip(p) {

@@ -20,7 +20,7 @@
 use std::ops::Range;
 
 use super::delta::{BLOCK, Buffers, Chunk, Sweep, lengths};
-use super::rows::scale_rows;
+use super::rows::{copy_scaled, scale_rows};
 use crate::Real;
 use crate::mat::{Mat, MatMut, lower_matmul, lower_matmul_t, matmul, matmul_memory, product_lower};
 use crate::real::{axpy, combine, dot, scale};
@@ -46,6 +46,7 @@ pub(super) fn backward<F: Real>(
     sweep.run(&chunk);
 
     let mut reverse = Reverse::new(segment, rest);
+    grad.v.fill(F::zero());
     reverse.run(&chunk, &sweep, adjoint, grad_out, grad);
     reverse.products(&chunk, &sweep);
     matmul_memory(reverse.through, F::zero(), Mat::new(reverse.oy, columns), Mat::new(memory, columns).t());
@@ -55,6 +56,12 @@ pub(super) fn backward<F: Real>(
     let (qx, x) = (Mat::new(&segment.qx, dim_k), Mat::new(segment.x(), dim_k));
     // Gradients of both factors of QXᵀ and of XXᵀ.
     let (read, predicted) = pairs.split_at(steps * rows);
+    // Decayed to time 0, the reads and y give the gradients through the incoming memory, and its adjoint.
+    let carry = |i: usize| match i.checked_sub(steps) {
+        None => chunk.decay(segment.read_time(i), 0),
+        Some(r) => chunk.decay(r.saturating_sub(segment.tail), 0),
+    };
+    copy_scaled(&mut grad.qx, through, dim_k, carry);
     let (grad_q, grad_x) = grad.qx.split_at_mut(steps * dim_k);
     let (read, predicted, q) = (Mat::new(read, rows), Mat::new(predicted, rows), Mat::new(segment.q(), dim_k));
     let written = |step: usize| segment.tail + segment.read_time(step);
@@ -71,14 +78,6 @@ pub(super) fn backward<F: Real>(
     sweep.last(&chunk, last);
     matmul_memory(grad_x, F::one(), Mat::new(last, columns), Mat::new(adjoint, columns).t());
 
-    // Decayed to time 0, the reads and y give the gradients through the incoming memory, and its adjoint.
-    let carry = |i: usize| match i.checked_sub(steps) {
-        None => chunk.decay(segment.read_time(i), 0),
-        Some(r) => chunk.decay(r.saturating_sub(segment.tail), 0),
-    };
-    for i in 0..steps + rows {
-        axpy(&mut grad.qx[row(i, dim_k)], carry(i), &through[row(i, dim_k)]);
-    }
     scale_rows(oy, columns, carry);
     matmul(MatMut::new(adjoint, columns), chunk.decay(steps, 0), qx.t(), Mat::new(oy, columns));
 }

@@ -11,7 +11,7 @@
 use super::rows::{copy_scaled, scale_rows};
 use crate::Real;
 use crate::mat::{Mat, MatMut, lower_matmul, lower_matmul_t, matmul, matmul_memory, product_lower};
-use crate::real::{add, axpy, dot, multiply, scale};
+use crate::real::{add, dot, multiply, scale};
 use crate::scratch::Scratch;
 use crate::segment::{Segment, SegmentGrad};
 use crate::state::row;
@@ -116,19 +116,15 @@ pub(super) fn backward<F: Real>(
     }
 
     let (grad_q, grad_x) = grad.qx.split_at_mut(steps * dim_k);
-    for step in 0..steps {
-        axpy(&mut grad_q[row(step, dim_k)], c[segment.read_time(step)], &through_s0[row(step, dim_k)]);
-    }
+    copy_scaled(grad_q, through_s0, dim_k, |step| c[segment.read_time(step)]);
     lower_matmul(grad_q, grad_attention, x, bound);
-    lower_matmul_t(grad_x, grad_attention, q, bound);
-    lower_matmul_t(&mut grad.v, masked, grad_o, bound);
-    // The part of each pair in the outgoing memory.
+    // The part of each pair in the outgoing memory comes first.
     let last = &m[row(steps, rows)];
-    for r in 0..rows {
-        axpy(&mut grad.v[row(r, columns)], last[r], &final_x[row(r, columns)]);
-    }
+    copy_scaled(&mut grad.v, final_x, columns, |r| last[r]);
+    lower_matmul_t(&mut grad.v, masked, grad_o, bound);
     copy_scaled(final_x, &segment.v, columns, |r| last[r]);
-    matmul_memory(grad_x, F::one(), Mat::new(final_x, columns), Mat::new(adjoint, columns).t());
+    matmul_memory(grad_x, F::zero(), Mat::new(final_x, columns), Mat::new(adjoint, columns).t());
+    lower_matmul_t(grad_x, grad_attention, q, bound);
     copy_scaled(reads, grad_out, columns, |step| c[segment.read_time(step)]);
     matmul(MatMut::new(adjoint, columns), c[steps], q.t(), Mat::new(reads, columns));
 }
