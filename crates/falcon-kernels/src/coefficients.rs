@@ -323,7 +323,7 @@ impl<F: Real> Coefficients<F> {
     }
 }
 
-/// The largest energy, ridge or ε. The sum `E + λ + ε` of three of them must not overflow, or the carry would be `∞/∞`.
+/// The largest energy, ridge or ε. The sum `E + λ + ε` of three of them must not overflow, or `γ` would be `∞/∞`.
 #[inline(always)]
 fn huge<F: Real>() -> F {
     F::max_value() / F::of(4.0)

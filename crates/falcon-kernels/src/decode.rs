@@ -92,7 +92,7 @@ impl<F: Real> Vectorised for Step<'_, F> {
         let (sizes, inputs) = (&call.sizes, &call.inputs);
         let Decoder { rule, state, ahead, segment, coefficients, scratch } = decoder;
         let columns = segment.columns;
-        // Predictions of one head. The working memory holds its writes, carry, reads and sums.
+        // Predictions of one head. The working memory holds its writes, decay factors, reads and sums.
         let predictions = if segment.erases() { rule.window * columns } else { 0 };
         let fresh = ahead.is_empty();
         ahead.resize(sizes.sequences * sizes.heads * predictions, F::zero());
@@ -135,7 +135,7 @@ fn head_step<'s, F: Real, const FUSED: bool>(
     let (columns, q, window) = (segment.columns, segment.q_row(0), segment.window(0));
     // The first token of a fresh sequence has no pair, and writes a zero value to a zero key.
     let pairs = window.len().max(1);
-    let [read, spare, carry, tiles, z] = scratch.split([columns, columns, columns, 2 * columns, pairs * columns]);
+    let [read, spare, gamma, tiles, z] = scratch.split([columns, columns, columns, 2 * columns, pairs * columns]);
     z.fill(F::zero());
     if segment.erases() {
         for slot in known..window.len() {
@@ -146,8 +146,8 @@ fn head_step<'s, F: Real, const FUSED: bool>(
         let p = if segment.erases() { &predictions[row(slot, columns)] } else { &[][..] };
         residual(segment, 0, segment.v_row(j), p, &mut z[row(slot, columns)]);
     }
-    carry.fill(F::one());
-    scale_columns(carry, columns, segment.gains(&segment.gamma, 0));
+    gamma.fill(F::one());
+    scale_columns(gamma, columns, segment.gains(&segment.gamma, 0));
 
     let stay = if window.len() == segment.window { 1..window.len() } else { 0..window.len() };
     if segment.erases() {
@@ -155,7 +155,7 @@ fn head_step<'s, F: Real, const FUSED: bool>(
         for (to, slot) in stay.clone().enumerate() {
             predictions.copy_within(row(slot, columns), to * columns);
             let p = &mut predictions[row(to, columns)];
-            multiply(p, carry);
+            multiply(p, gamma);
             for (l, z) in window.clone().zip(z.chunks_exact(columns)) {
                 axpy(p, dot(segment.x_row(window.start + slot), segment.x_row(l)), z);
             }
@@ -164,7 +164,7 @@ fn head_step<'s, F: Real, const FUSED: bool>(
     if segment.read_before {
         product(memory, q, read);
     }
-    let write = Write { carry, x: &segment.x()[(segment.rows() - pairs) * segment.dim_k..], z };
+    let write = Write { gamma, x: &segment.x()[(segment.rows() - pairs) * segment.dim_k..], z };
     match (next.filter(|_| segment.erases()), segment.read_before) {
         (Some(next), false) => {
             write.pass::<FUSED, _>(memory, [q, next], [read, &mut predictions[row(stay.len(), columns)]], tiles);
@@ -187,9 +187,9 @@ fn product<F: Real>(memory: &[F], a: &[F], with_a: &mut [F]) {
     combine(with_a, a, memory, columns);
 }
 
-/// `S ← S diag(carry) + Σ_j x_j z_jᵀ`.
+/// `S ← S diag(gamma) + Σ_j x_j z_jᵀ`.
 struct Write<'a, F> {
-    carry: &'a mut [F],
+    gamma: &'a mut [F],
     x: &'a [F],
     z: &'a [F],
 }
@@ -210,14 +210,14 @@ impl<F: Real> Write<'_, F> {
         mut sums: [&mut [F]; N],
         tiles: &mut [F],
     ) {
-        let Self { carry, x, z } = self;
-        let (columns, dim_k) = (carry.len(), memory.len() / carry.len());
+        let Self { gamma, x, z } = self;
+        let (columns, dim_k) = (gamma.len(), memory.len() / gamma.len());
         let (older_z, z) = z.split_at(z.len() - columns);
         let (older_x, x) = x.split_at(x.len() - dim_k);
         if !older_z.is_empty() {
             // Only for windows: one outer product for each older pair, so that one pair is left to write below.
-            scale_columns(memory, columns, carry);
-            carry.fill(F::one());
+            scale_columns(memory, columns, gamma);
+            gamma.fill(F::one());
             for (x, z) in older_x.chunks_exact(dim_k).zip(older_z.chunks_exact(columns)) {
                 outer(memory, F::one(), x, z);
             }
@@ -235,7 +235,7 @@ impl<F: Real> Write<'_, F> {
             for n in 0..N {
                 numbers[n].copy_from_slice(&with[n][first..][..ROWS]);
             }
-            rows::<F, FUSED, N>(lines, carry, &x[first..], z, &numbers, tiles);
+            rows::<F, FUSED, N>(lines, gamma, &x[first..], z, &numbers, tiles);
         }
         for (tile, sum) in tiles.iter().zip((0..tiled).step_by(TILE)) {
             for n in 0..N {
@@ -246,7 +246,7 @@ impl<F: Real> Write<'_, F> {
         let blocks = blocks.chunks_exact_mut(columns).map(|line| (line, tiled));
         for (k, (line, start)) in blocks.chain(rest.chunks_exact_mut(columns).map(|line| (line, 0))).enumerate() {
             for c in start..columns {
-                line[c] = mul_add::<F, FUSED>(x[k], z[c], carry[c] * line[c]);
+                line[c] = mul_add::<F, FUSED>(x[k], z[c], gamma[c] * line[c]);
             }
             for (with, sum) in with.iter().zip(&mut sums) {
                 axpy(&mut sum[start..], with[k], &line[start..]);
@@ -261,26 +261,26 @@ impl<F: Real> Write<'_, F> {
 #[inline(always)]
 fn rows<F: Real, const FUSED: bool, const N: usize>(
     lines: &mut [F],
-    carry: &[F],
+    gamma: &[F],
     x: &[F],
     z: &[F],
     with: &[[F; ROWS]; N],
     sums: &mut [[[F; TILE]; N]],
 ) {
-    let columns = carry.len();
+    let columns = gamma.len();
     let (a, b) = lines.split_at_mut(2 * columns);
     let ((a, b), (c, d)) = (a.split_at_mut(columns), b.split_at_mut(columns));
     let x: [F; ROWS] = *x.first_chunk().expect("a key");
     let with = *with;
     let lines = a.as_chunks_mut::<TILE>().0.iter_mut().zip(b.as_chunks_mut::<TILE>().0);
     let lines = lines.zip(c.as_chunks_mut::<TILE>().0).zip(d.as_chunks_mut::<TILE>().0);
-    let others = carry.as_chunks::<TILE>().0.iter().zip(z.as_chunks::<TILE>().0).zip(sums);
-    for ((((a, b), c), d), ((carry, z), sum)) in lines.zip(others) {
-        let (carry, z, mut totals) = (*carry, *z, *sum);
+    let others = gamma.as_chunks::<TILE>().0.iter().zip(z.as_chunks::<TILE>().0).zip(sums);
+    for ((((a, b), c), d), ((gamma, z), sum)) in lines.zip(others) {
+        let (gamma, z, mut totals) = (*gamma, *z, *sum);
         for (i, line) in [a, b, c, d].into_iter().enumerate() {
             let mut s = *line;
             for lane in 0..TILE {
-                s[lane] = mul_add::<F, FUSED>(x[i], z[lane], carry[lane] * s[lane]);
+                s[lane] = mul_add::<F, FUSED>(x[i], z[lane], gamma[lane] * s[lane]);
             }
             for n in 0..N {
                 for lane in 0..TILE {

@@ -9,7 +9,7 @@ use thiserror::Error;
 pub enum Constant {
     /// `ε` of the step size.
     Eps,
-    /// `ε_γ`, the least carry that a ridge leaves.
+    /// `ε_γ`, the smallest decay factor that a ridge can give.
     Clamp,
     /// `ε` of the denominator of a normalised read.
     Normaliser,

@@ -119,7 +119,7 @@ pub(crate) fn heads_per_task(sequences: usize, heads: usize) -> usize {
 pub struct Realised<F> {
     /// Step sizes, in the shape of the gain: `[tokens, heads]`, or `[tokens, heads, dim_v]`.
     pub eta: Vec<F>,
-    /// Carries, in the shape of the gain.
+    /// Decay factors, in the shape of the gain.
     pub gamma: Vec<F>,
     /// Ridges `[tokens, heads]`.
     pub lambda: Vec<F>,
@@ -128,7 +128,7 @@ pub struct Realised<F> {
 }
 
 impl<F: Real> Call<'_, F> {
-    /// The step sizes, carries, ridges and energies that [`Call::forward`] uses from `state` on: for inspection and
+    /// The step sizes, decay factors, ridges and energies that [`Call::forward`] uses from `state` on: for inspection and
     /// statistics.
     pub fn coefficients(&self, state: &State<F>) -> Result<Realised<F>, Error> {
         state.check(&self.rule, &self.sizes)?;

@@ -79,7 +79,7 @@ impl Gain {
     pub const ALL: [Self; 3] = [Self::Unit, Self::Beta, Self::Eta];
 }
 
-/// How the carry `γ` is given.
+/// How the decay factor `γ` is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decay {
     /// `γ = 1`; there is no decay input.
@@ -131,11 +131,11 @@ pub struct Rule {
     pub read: Read,
     /// How the step size is given.
     pub gain: Gain,
-    /// How the carry is given.
+    /// How the decay factor is given.
     pub decay: Decay,
     /// `ε` of the step size. At most a quarter of the largest value of the number type is used.
     pub eps: f64,
-    /// `ε_γ`, the least carry that a ridge leaves. With `None`, the carry is `γ = 1 − ηλ` without a lower bound.
+    /// `ε_γ`, the smallest decay factor that a ridge can give. With `None`, it is `γ = 1 − ηλ` without a lower bound.
     pub clamp: Option<f64>,
     /// The normaliser of reads, if any.
     pub normaliser: Option<Normaliser>,

@@ -41,7 +41,7 @@ pub(crate) struct Segment<F> {
     /// `e / B`: the gain `e` of the prediction, likewise divided, and 0 for rules that do not erase. The equations of
     /// the kernels call this `e`.
     pub erase: Vec<F>,
-    /// The carry `γ`.
+    /// The decay factor `γ`.
     pub gamma: Vec<F>,
 }
 
@@ -145,7 +145,7 @@ pub(crate) struct SegmentGrad<F> {
 }
 
 impl<F: Real> SegmentGrad<F> {
-    /// Makes room for the gradients of `segment`. Those of gains and carries become 0; those of queries, keys and
+    /// Makes room for the gradients of `segment`. Those of gains and decay factors become 0; those of queries, keys and
     /// values are not specified, because every form writes them.
     pub fn reset(&mut self, segment: &Segment<F>) {
         for (grad, like) in [(&mut self.qx, &segment.qx), (&mut self.v, &segment.v)] {

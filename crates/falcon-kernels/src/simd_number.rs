@@ -1,4 +1,4 @@
-//! SimdNumber of numbers, for both number types.
+//! Vectors of numbers, for both number types.
 
 use num_traits::Zero;
 use pulp::{MemMask, Simd};

@@ -114,7 +114,7 @@ THE INPUT FILE
     gain_kind  the meaning of in.gain: \"beta\" or \"eta\"
     ridge      \"off\", \"actual\", or \"scaled\" (in units of the energy)
     eps        added to the denominator of eta = beta/(E + lambda + eps)
-    eps_gamma  the lower limit of the carry 1 - eta*lambda
+    eps_gamma  the lower limit of the decay factor 1 - eta*lambda
     B          the window in tokens, for falcon3 and falcon3a
     detach     whether to pass no gradient through the energy of a scaled ridge; by default true
                for falcon3 and falcon3a, otherwise false
@@ -126,7 +126,7 @@ THE INPUT FILE
     normalized_linear_attention  in.eta, in.lam [T,H], both optional; in.z0 [H,dx]; eps_attn
     retnet                       in.decay [H]
     deltanet                     in.gain [T,H]; gain_kind
-    mamba2, gated_deltanet       in.eta, in.g [T,H]: step size and carry
+    mamba2, gated_deltanet       in.eta, in.g [T,H]: step size and decay factor
     online_ridge                 in.beta, in.lam [T,H]; eps
     rls                          in.lam [H]
     ssm_zoh                      in.x [T,H,din], in.A [H,n], in.Bm [T,H,n,din],
@@ -146,7 +146,7 @@ THE OUTPUT FILE
 
   out.o [T,H,dv], out.S (and out.z, out.P or out.h); with --grad, grad.X for every in.X. For Falcon
   rules also the tensors from which to resume, and aux.eta, aux.gamma, aux.lam and aux.E: the step
-  sizes, carries, ridges and energies used. The meta string is copied.
+  sizes, decay factors, ridges and energies used. The meta string is copied.
 
 EXAMPLE
 

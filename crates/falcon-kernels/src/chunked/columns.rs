@@ -1,4 +1,4 @@
-//! Rules with a gain and a carry for every column of the values: Falcon-2, which erases, and Falcon-2A, which does not.
+//! Rules with a gain and a decay factor for every column of the values: Falcon-2, which erases, and Falcon-2A, which does not.
 //!
 //! Each column has its own triangular system and its own mask, but neither is stored. The substitution runs over rows,
 //! for all columns at once, and keeps the earlier rows decayed to the current time, `B̃_s(t) = D[t][s+1] ⊙ b_s`:
@@ -15,7 +15,7 @@
 //! p_i = D[i][I] ⊙ (c_I ⊙ S₀ᵀx_i + Σ_{s<I} (x_i·x_s) B̃_s(I)) + Σ_{I≤s<i} (x_i·x_s) B̃_s(i)
 //! ```
 //!
-//! All decays are products of carries, so none exceeds 1. The adjoint is in [`super::columns_backward`].
+//! All decays are products of decay factors, so none exceeds 1. The adjoint is in [`super::columns_backward`].
 
 use std::ops::Range;
 
@@ -52,14 +52,14 @@ pub(super) struct Sweep<'a, F> {
     /// `b_s` decayed to the current time, and finally to the end of the chunk.
     pub decayed: &'a mut [F],
     /// `c_I` of the current block, and finally `c_T`.
-    carry: &'a mut [F],
+    since_start: &'a mut [F],
     /// `D[t][I]` at the current time.
     local: &'a mut [F],
 }
 
 impl<'a, F: Real> Sweep<'a, F> {
-    pub fn new([products, p, b, decayed, carry, local]: [&'a mut [F]; 6]) -> Self {
-        Self { products, p, b, decayed, carry, local }
+    pub fn new([products, p, b, decayed, since_start, local]: [&'a mut [F]; 6]) -> Self {
+        Self { products, p, b, decayed, since_start, local }
     }
 
     /// Fills `out` from the incoming memory.
@@ -74,7 +74,7 @@ impl<'a, F: Real> Sweep<'a, F> {
             product_lower(gram, x, x.t(), |step| step);
             matmul(MatMut::new(self.p, columns), F::zero(), x, s0);
         }
-        self.carry.fill(F::one());
+        self.since_start.fill(F::one());
         for block in blocks(steps) {
             self.enter(segment, block.clone(), out);
             self.local.fill(F::one());
@@ -83,7 +83,7 @@ impl<'a, F: Real> Sweep<'a, F> {
                 self.advance(segment, block.clone(), step, out);
             }
             scale_columns(&mut self.decayed[..block.start * columns], columns, self.local);
-            multiply(self.carry, self.local);
+            multiply(self.since_start, self.local);
         }
     }
 
@@ -94,7 +94,7 @@ impl<'a, F: Real> Sweep<'a, F> {
         let (attention, gram) = self.products.split_at(steps * steps);
         let earlier = Mat::new(self.decayed, columns).rows(0..block.start);
         let add = |to: &mut [F], products| {
-            scale_columns(&mut to[block.start * columns..block.end * columns], columns, self.carry);
+            scale_columns(&mut to[block.start * columns..block.end * columns], columns, self.since_start);
             if block.start > 0 {
                 let to = MatMut::new(to, columns).block(block.clone(), 0..columns);
                 matmul(to, F::one(), Mat::new(products, steps).rows(block.clone()).cols(0..block.start), earlier);
@@ -158,7 +158,7 @@ impl<'a, F: Real> Sweep<'a, F> {
     /// Turns the memory before the chunk into that after it.
     #[inline(always)]
     pub fn finish(&self, segment: &Segment<F>, memory: &mut [F]) {
-        scale_columns(memory, segment.columns, self.carry);
+        scale_columns(memory, segment.columns, self.since_start);
         let x = Mat::new(segment.x(), segment.dim_k);
         matmul(MatMut::new(memory, segment.columns), F::one(), x.t(), Mat::new(self.decayed, segment.columns));
     }

@@ -5,7 +5,7 @@
 //! a_i = D[T][i+1] ⊙ Λ_Tᵀx_i + Σ_s (q_s·x_i) D̃O_s(i+1) + Σ_{s>i} (x_s·x_i) Ỹ_s(i+1)       a = dL/db
 //! ```
 //!
-//! The gradient of the carry follows from `F_t = ⟨Λ_t, S_t⟩` of each column, without the matrices themselves:
+//! The gradient of the decay factor follows from `F_t = ⟨Λ_t, S_t⟩` of each column, without the matrices themselves:
 //!
 //! ```text
 //! γ_i dγ_i = F_{i+1} − a_i ⊙ b_i        F_i = F_{i+1} − w_i ⊙ v_i ⊙ a_i + (o ⊙ do of the read at time i)
@@ -25,13 +25,13 @@ use crate::segment::{Segment, SegmentGrad};
 use crate::state::row;
 use crate::step::scale_columns;
 
-/// The gradient of a carry is recovered by a division by that carry. Below this value the division would lose accuracy,
+/// The gradient of a decay factor is recovered by a division by that factor. Below this value the division would lose accuracy,
 /// and the backward pass of the chunk runs step by step instead.
-const LEAST_CARRY: f64 = 1.0 / 16.0;
+const LEAST_DECAY: f64 = 1.0 / 16.0;
 
 /// Whether [`backward`] would lose accuracy on this chunk.
 pub(super) fn needs_steps<F: Real>(segment: &Segment<F>) -> bool {
-    segment.gamma.iter().any(|gamma| *gamma < F::of(LEAST_CARRY))
+    segment.gamma.iter().any(|gamma| *gamma < F::of(LEAST_DECAY))
 }
 
 #[inline(always)]
@@ -45,7 +45,7 @@ pub(super) fn backward<F: Real>(
 ) {
     let (columns, dim_k, steps) = (segment.columns, segment.dim_k, segment.steps);
     let [l0, l1, l2, l3, l4, l5] = lengths(segment);
-    let [products, p, b, decayed, carry, local, out, last, rest] = scratch.split([
+    let [products, p, b, decayed, since_start, local, out, last, rest] = scratch.split([
         l0,
         l1,
         l2,
@@ -56,7 +56,7 @@ pub(super) fn backward<F: Real>(
         memory.len(),
         room::<F>(&Reverse::lengths(segment)),
     ]);
-    let mut sweep = Sweep::new([products, p, b, decayed, carry, local]);
+    let mut sweep = Sweep::new([products, p, b, decayed, since_start, local]);
     sweep.run(segment, memory, out);
     last.copy_from_slice(memory);
     sweep.finish(segment, last);
@@ -82,7 +82,7 @@ pub(super) fn backward<F: Real>(
     }
 
     // `reads` and `erased` are now decayed to time 0, the time of the incoming memory.
-    let Reverse { carry, reads, erased, grad_attention, grad_gram, .. } = reverse;
+    let Reverse { until_end, reads, erased, grad_attention, grad_gram, .. } = reverse;
     let (reads, erased, s0) = (Mat::new(reads, columns), Mat::new(erased, columns), Mat::new(memory, columns));
     let (q, grad_attention, grad_gram) =
         (Mat::new(segment.q(), dim_k), Mat::new(grad_attention, steps), Mat::new(grad_gram, steps));
@@ -98,7 +98,7 @@ pub(super) fn backward<F: Real>(
         lower_matmul(grad_x, grad_gram, x, |step| step);
         lower_matmul_t(grad_x, grad_gram, x, |step| step);
     }
-    scale_columns(adjoint, columns, carry);
+    scale_columns(adjoint, columns, until_end);
     matmul(MatMut::new(adjoint, columns), F::one(), q.t(), reads);
     if segment.erases() {
         matmul(MatMut::new(adjoint, columns), F::one(), x.t(), erased);
@@ -120,7 +120,7 @@ struct Reverse<'a, F> {
     /// A column of `QXᵀ` or `XXᵀ`.
     weights: &'a mut [F],
     /// `D[T][I]` for the end `I` of the current block, and finally `D[T][0]`.
-    carry: &'a mut [F],
+    until_end: &'a mut [F],
     /// `D[I][t]` at the current time.
     local: &'a mut [F],
     /// `D[I][i+1] ⊙ b_i` of the steps of a block, `[BLOCK, columns]`.
@@ -137,13 +137,13 @@ impl<'a, F: Real> Reverse<'a, F> {
 
     #[inline(always)]
     fn new(segment: &Segment<F>, buffer: &'a mut [F]) -> Self {
-        let [a, reads, erased, grad_attention, grad_gram, weights, carry, local, decayed] =
+        let [a, reads, erased, grad_attention, grad_gram, weights, until_end, local, decayed] =
             split(buffer, Self::lengths(segment));
         // Where a step does not see a write, nothing is computed.
         grad_attention.fill(F::zero());
         grad_gram.fill(F::zero());
-        carry.fill(F::one());
-        Self { a, reads, erased, grad_attention, grad_gram, weights, carry, local, decayed }
+        until_end.fill(F::one());
+        Self { a, reads, erased, grad_attention, grad_gram, weights, until_end, local, decayed }
     }
 
     /// What the steps of a block exchange with reads and writes after it: their part of `a`, and the gradients of the
@@ -152,7 +152,7 @@ impl<'a, F: Real> Reverse<'a, F> {
     fn enter(&mut self, segment: &Segment<F>, sweep: &Sweep<'_, F>, block: Range<usize>) {
         let (columns, steps) = (segment.columns, segment.steps);
         let Self { a, reads, erased, grad_attention, grad_gram, local, decayed, .. } = self;
-        scale_columns(&mut a[block.start * columns..block.end * columns], columns, self.carry);
+        scale_columns(&mut a[block.start * columns..block.end * columns], columns, self.until_end);
         if block.end == steps {
             return;
         }
@@ -245,7 +245,7 @@ impl<'a, F: Real> Reverse<'a, F> {
         if segment.erases() {
             scale_columns(&mut self.erased[block.end * columns..], columns, self.local);
         }
-        multiply(self.carry, self.local);
+        multiply(self.until_end, self.local);
     }
 }
 

@@ -245,10 +245,10 @@ impl<F: Real> Sweep<'_, F> {
         let segment = chunk.segment;
         let (columns, tail) = (segment.columns, segment.tail);
         for step in block.clone() {
-            let carry = chunk.decay(step, 0);
+            let decay = chunk.decay(step, 0);
             let prior = &chunk.prior[row(tail + step, columns)];
             for (p, prior) in self.p[chunk.slot(tail + step, step)].iter_mut().zip(prior) {
-                *p = carry * *prior;
+                *p = decay * *prior;
             }
         }
         let known = chunk.closed_by(block.start);

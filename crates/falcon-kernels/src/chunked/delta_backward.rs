@@ -57,11 +57,11 @@ pub(super) fn backward<F: Real>(
     // Gradients of both factors of QXᵀ and of XXᵀ.
     let (read, predicted) = pairs.split_at(steps * rows);
     // Decayed to time 0, the reads and y give the gradients through the incoming memory, and its adjoint.
-    let carry = |i: usize| match i.checked_sub(steps) {
+    let decay = |i: usize| match i.checked_sub(steps) {
         None => chunk.decay(segment.read_time(i), 0),
         Some(r) => chunk.decay(r.saturating_sub(segment.tail), 0),
     };
-    copy_scaled(&mut grad.qx, through, dim_k, carry);
+    copy_scaled(&mut grad.qx, through, dim_k, decay);
     let (grad_q, grad_x) = grad.qx.split_at_mut(steps * dim_k);
     let (read, predicted, q) = (Mat::new(read, rows), Mat::new(predicted, rows), Mat::new(segment.q(), dim_k));
     let written = |step: usize| segment.tail + segment.read_time(step);
@@ -78,7 +78,7 @@ pub(super) fn backward<F: Real>(
     sweep.last(&chunk, last);
     matmul_memory(grad_x, F::one(), Mat::new(last, columns), Mat::new(adjoint, columns).t());
 
-    scale_rows(oy, columns, carry);
+    scale_rows(oy, columns, decay);
     matmul(MatMut::new(adjoint, columns), chunk.decay(steps, 0), qx.t(), Mat::new(oy, columns));
 }
 
@@ -192,9 +192,9 @@ impl<'a, F: Real> Reverse<'a, F> {
         let (columns, steps, rows) = (segment.columns, segment.steps, segment.rows());
         let closed = chunk.closed_by(steps);
         for r in 0..rows {
-            let carry = if r < closed { chunk.closed_decays(steps)[r] } else { F::one() };
+            let decay = if r < closed { chunk.closed_decays(steps)[r] } else { F::one() };
             for (entry, x) in self.entry[row(r, columns)].iter_mut().zip(&self.final_x[row(r, columns)]) {
-                *entry = carry * *x;
+                *entry = decay * *x;
             }
         }
         let bound = |step| chunk.closed_by(segment.read_time(step));

@@ -95,7 +95,7 @@ impl<F: Real> Inputs<'_, F> {
 
 /// `e^{Δa}`, `φ`, and `∂φ/∂Δ`, `∂φ/∂a`.
 struct Discrete<F> {
-    carry: F,
+    decay: F,
     phi: F,
     phi_dt: F,
     phi_a: F,
@@ -104,13 +104,13 @@ struct Discrete<F> {
 impl<F: Real> Discrete<F> {
     fn new(order: Order, dt: F, a: F) -> Self {
         let z = dt * a;
-        let carry = z.exp();
+        let decay = z.exp();
         match order {
-            Order::First => Self { carry, phi: dt, phi_dt: F::one(), phi_a: F::zero() },
+            Order::First => Self { decay, phi: dt, phi_dt: F::one(), phi_a: F::zero() },
             Order::ZeroOrderHold => {
                 // φ = Δ·ψ(z), ψ(z) = (e^z − 1)/z.
                 let psi = if z == F::zero() { F::one() } else { z.exp_m1() / z };
-                Self { carry, phi: dt * psi, phi_dt: carry, phi_a: dt * dt * psi_slope(z, carry, psi) }
+                Self { decay, phi: dt * psi, phi_dt: decay, phi_a: dt * dt * psi_slope(z, decay, psi) }
             }
         }
     }
@@ -148,9 +148,9 @@ fn run<F: Real>(inputs: &Inputs<'_, F>) -> (Vec<F>, Vec<F>) {
     let mut states = inputs.state.to_vec();
     for t in 0..dt.len() {
         for i in 0..channels {
-            let Discrete { carry, phi, .. } = Discrete::new(order, dt[t], a[i]);
+            let Discrete { decay, phi, .. } = Discrete::new(order, dt[t], a[i]);
             let input = dot(&b[row(t * channels + i, dim_in)], &x[row(t, dim_in)]);
-            let h = carry * states[t * channels + i] + phi * input;
+            let h = decay * states[t * channels + i] + phi * input;
             states.push(h);
             axpy(&mut out[row(t, dim_out)], h, &c[row(t * channels + i, dim_out)]);
         }
@@ -178,7 +178,7 @@ pub fn backward<F: Real>(inputs: &Inputs<'_, F>, upstream: &Outputs<F>) -> Resul
     for t in (0..tokens).rev() {
         let upstream = &upstream.out[row(t, dim_out)];
         for i in 0..channels {
-            let Discrete { carry, phi, phi_dt, phi_a } = Discrete::new(order, dt[t], a[i]);
+            let Discrete { decay, phi, phi_dt, phi_a } = Discrete::new(order, dt[t], a[i]);
             let (before, after) = (states[t * channels + i], states[(t + 1) * channels + i]);
             let (b_row, c_row) = (row(t * channels + i, dim_in), row(t * channels + i, dim_out));
             let grad_h = grads.state[i] + dot(&c[c_row.clone()], upstream);
@@ -186,9 +186,9 @@ pub fn backward<F: Real>(inputs: &Inputs<'_, F>, upstream: &Outputs<F>) -> Resul
             let input = dot(&b[b_row.clone()], &x[row(t, dim_in)]);
             axpy(&mut grads.b[b_row.clone()], phi * grad_h, &x[row(t, dim_in)]);
             axpy(&mut grads.x[row(t, dim_in)], phi * grad_h, &b[b_row]);
-            grads.dt[t] += grad_h * (a[i] * carry * before + phi_dt * input);
-            grads.a[i] += grad_h * (dt[t] * carry * before + phi_a * input);
-            grads.state[i] = carry * grad_h;
+            grads.dt[t] += grad_h * (a[i] * decay * before + phi_dt * input);
+            grads.a[i] += grad_h * (dt[t] * decay * before + phi_a * input);
+            grads.state[i] = decay * grad_h;
         }
     }
     Ok(grads)
