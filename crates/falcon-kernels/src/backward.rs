@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use crate::aligned::Aligned;
 use crate::call::Call;
 use crate::coefficients::{Coefficients, Purpose};
 use crate::forward::{heads, heads_per_task};
@@ -11,7 +12,7 @@ use crate::head::{Head, Pairs, Place};
 use crate::inputs::Sizes;
 use crate::real::add;
 use crate::rule::Rule;
-use crate::scratch::{Aligned, Scratch};
+use crate::scratch::Scratch;
 use crate::segment::{Segment, SegmentGrad};
 use crate::shared::{HeadRows, SharedHeads};
 use crate::simd::{Vectorised, copy_row, dispatch, prefetch, vectorised};
@@ -230,7 +231,7 @@ struct GateGrads<'a, F> {
 
 impl<F: Real> Vectorised for GateGrads<'_, F> {
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         self.coefficients.backward(self.rule, self.segment, self.grad, self.gain, self.decay);
     }
 }
@@ -253,7 +254,7 @@ struct Scatter<'s, 'a, F> {
 
 impl<F: Real> Vectorised for Scatter<'_, '_, F> {
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let Self { segment, steps, grad, gain, decay, first_of_group, head, q, k, last_key, tail_x } = self;
         let (dim_k, dim_v, pairs) = (segment.dim_k, segment.values, head.head.pairs());
         for (rows, found) in [(&mut head.gain, gain), (&mut head.decay, decay)] {

@@ -10,7 +10,9 @@
 //! ```
 //!
 //! With same-step alignment the next key is not known yet, and a rule that erases needs one more pass for the
-//! prediction. Each older pair of a window needs a pass of its own.
+//! prediction.
+
+use pulp::{Arch, Simd, WithSimd};
 
 use crate::call::Call;
 use crate::coefficients::{Coefficients, Purpose};
@@ -18,13 +20,13 @@ use crate::error::Error;
 use crate::form::Form;
 use crate::head::{Head, advance};
 use crate::inputs::Inputs;
-use crate::real::{axpy, combine, dot, mul_add, multiply};
+use crate::real::{axpy, combine, dot, multiply};
 use crate::rule::{Align, Rule};
 use crate::scratch::Scratch;
 use crate::segment::Segment;
 use crate::simd::{Vectorised, dispatch};
 use crate::state::{State, row};
-use crate::step::{outer, residual, scale_columns};
+use crate::step::residual;
 use crate::{Real, normaliser};
 
 /// Decodes a batch of sequences with one rule, one token of each sequence at a time.
@@ -87,12 +89,12 @@ struct Step<'a, F> {
 
 impl<F: Real> Vectorised for Step<'_, F> {
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let Self { decoder, call, out } = self;
         let (sizes, inputs) = (&call.sizes, &call.inputs);
         let Decoder { rule, state, ahead, segment, coefficients, scratch } = decoder;
         let columns = segment.columns;
-        // Predictions of one head. The working memory holds its writes, decay factors, reads and sums.
+        // Numbers of the predictions of one head.
         let predictions = if segment.erases() { rule.window * columns } else { 0 };
         let fresh = ahead.is_empty();
         ahead.resize(sizes.sequences * sizes.heads * predictions, F::zero());
@@ -110,7 +112,7 @@ impl<F: Real> Vectorised for Step<'_, F> {
                 };
                 let next = (rule.align == Align::Next).then_some(key);
                 let memory = state.memory_of_mut(sequence, head);
-                let read = head_step::<F, FUSED>(segment, next, memory, ahead, known, scratch);
+                let read = head_step(segment, next, memory, ahead, known, scratch);
                 let out = &mut out[row(sequence * sizes.heads + head, sizes.dim_v)];
                 match rule.normaliser {
                     None => out.copy_from_slice(read),
@@ -124,7 +126,7 @@ impl<F: Real> Vectorised for Step<'_, F> {
 /// One step of one head, as in the [module](self); returns the read. The first `known` of `predictions` were computed
 /// by the step before. `next` is the key of the pair that the next step adds, if it is known already.
 #[inline(always)]
-fn head_step<'s, F: Real, const FUSED: bool>(
+fn head_step<'s, F: Real>(
     segment: &Segment<F>,
     next: Option<&[F]>,
     memory: &mut [F],
@@ -135,7 +137,7 @@ fn head_step<'s, F: Real, const FUSED: bool>(
     let (columns, q, window) = (segment.columns, segment.q_row(0), segment.window(0));
     // The first token of a fresh sequence has no pair, and writes a zero value to a zero key.
     let pairs = window.len().max(1);
-    let [read, spare, gamma, tiles, z] = scratch.split([columns, columns, columns, 2 * columns, pairs * columns]);
+    let [read, gamma, z] = scratch.split([columns, columns, pairs * columns]);
     z.fill(F::zero());
     if segment.erases() {
         for slot in known..window.len() {
@@ -146,8 +148,10 @@ fn head_step<'s, F: Real, const FUSED: bool>(
         let p = if segment.erases() { &predictions[row(slot, columns)] } else { &[][..] };
         residual(segment, 0, segment.v_row(j), p, &mut z[row(slot, columns)]);
     }
-    gamma.fill(F::one());
-    scale_columns(gamma, columns, segment.gains(&segment.gamma, 0));
+    match segment.gains(&segment.gamma, 0) {
+        [one] => gamma.fill(*one),
+        each => gamma.copy_from_slice(each),
+    }
 
     let stay = if window.len() == segment.window { 1..window.len() } else { 0..window.len() };
     if segment.erases() {
@@ -164,17 +168,14 @@ fn head_step<'s, F: Real, const FUSED: bool>(
     if segment.read_before {
         product(memory, q, read);
     }
-    let write = Write { gamma, x: &segment.x()[(segment.rows() - pairs) * segment.dim_k..], z };
+    let write = Write { memory, gamma, x: &segment.x()[(segment.rows() - pairs) * segment.dim_k..], z };
     match (next.filter(|_| segment.erases()), segment.read_before) {
         (Some(next), false) => {
-            write.pass::<FUSED, _>(memory, [q, next], [read, &mut predictions[row(stay.len(), columns)]], tiles);
+            write.pass([q, next], [read, &mut predictions[row(stay.len(), columns)]]);
         }
-        (Some(next), true) => {
-            write.pass::<FUSED, _>(memory, [next], [&mut predictions[row(stay.len(), columns)]], tiles);
-        }
-        (None, false) => write.pass::<FUSED, _>(memory, [q], [read], tiles),
-        // Nothing is read from the memory after the write; the sum is not used.
-        (None, true) => write.pass::<FUSED, _>(memory, [q], [spare], tiles),
+        (Some(next), true) => write.pass([next], [&mut predictions[row(stay.len(), columns)]]),
+        (None, false) => write.pass([q], [read]),
+        (None, true) => write.pass([], []),
     }
     read
 }
@@ -187,108 +188,129 @@ fn product<F: Real>(memory: &[F], a: &[F], with_a: &mut [F]) {
     combine(with_a, a, memory, columns);
 }
 
-/// `S ← S diag(gamma) + Σ_j x_j z_jᵀ`.
+/// `S ← S diag(γ) + Σ_j x_j z_jᵀ`, for a memory `[dim_k, columns]`.
 struct Write<'a, F> {
-    gamma: &'a mut [F],
+    memory: &'a mut [F],
+    /// `[columns]`
+    gamma: &'a [F],
+    /// `[pairs, dim_k]`, oldest first.
     x: &'a [F],
+    /// `[pairs, columns]`
     z: &'a [F],
 }
 
-/// Columns that are computed together.
-const TILE: usize = 8;
-/// Rows that are computed together, so that sums are loaded and stored once for all of them.
-const ROWS: usize = 4;
-
 impl<F: Real> Write<'_, F> {
-    /// Writes, and sets `sums[n] = Sᵀ with[n]` for the memory after the write, in one pass. `tiles` has room for the
-    /// sums.
+    /// Writes, and sets `sums[n] = Sᵀ with[n]` for the memory after the write, in one pass over the memory.
     #[inline(always)]
-    fn pass<const FUSED: bool, const N: usize>(
-        self,
-        memory: &mut [F],
-        with: [&[F]; N],
-        mut sums: [&mut [F]; N],
-        tiles: &mut [F],
-    ) {
-        let Self { gamma, x, z } = self;
-        let (columns, dim_k) = (gamma.len(), memory.len() / gamma.len());
-        let (older_z, z) = z.split_at(z.len() - columns);
-        let (older_x, x) = x.split_at(x.len() - dim_k);
-        if !older_z.is_empty() {
-            // Only for windows: one outer product for each older pair, so that one pair is left to write below.
-            scale_columns(memory, columns, gamma);
-            gamma.fill(F::one());
-            for (x, z) in older_x.chunks_exact(dim_k).zip(older_z.chunks_exact(columns)) {
-                outer(memory, F::one(), x, z);
-            }
-        }
-        sums.iter_mut().for_each(|sum| sum.fill(F::zero()));
-        let full = dim_k - dim_k % ROWS;
-        let (blocks, rest) = memory.split_at_mut(full * columns);
-        let tiled = columns - columns % TILE;
-        let (tiles, _) = tiles[..N * tiled].as_chunks_mut::<TILE>();
-        tiles.fill([F::zero(); TILE]);
-        let (tiles, _) = tiles.as_chunks_mut::<N>();
-        for (block, lines) in blocks.chunks_exact_mut(ROWS * columns).enumerate() {
-            let first = block * ROWS;
-            let mut numbers = [[F::zero(); ROWS]; N];
-            for n in 0..N {
-                numbers[n].copy_from_slice(&with[n][first..][..ROWS]);
-            }
-            rows::<F, FUSED, N>(lines, gamma, &x[first..], z, &numbers, tiles);
-        }
-        for (tile, sum) in tiles.iter().zip((0..tiled).step_by(TILE)) {
-            for n in 0..N {
-                sums[n][sum..sum + TILE].copy_from_slice(&tile[n]);
-            }
-        }
-        // Columns that do not fill a tile, and rows that do not fill a block.
-        let blocks = blocks.chunks_exact_mut(columns).map(|line| (line, tiled));
-        for (k, (line, start)) in blocks.chain(rest.chunks_exact_mut(columns).map(|line| (line, 0))).enumerate() {
-            for c in start..columns {
-                line[c] = mul_add::<F, FUSED>(x[k], z[c], gamma[c] * line[c]);
-            }
-            for (with, sum) in with.iter().zip(&mut sums) {
-                axpy(&mut sum[start..], with[k], &line[start..]);
-            }
-        }
+    fn pass<const N: usize>(self, with: [&[F]; N], sums: [&mut [F]; N]) {
+        let (columns, pairs) = (self.gamma.len(), self.z.len() / self.gamma.len());
+        let dim_k = self.memory.len() / columns;
+        // What the pointers below rely on.
+        assert!(pairs > 0 && self.memory.len() == dim_k * columns);
+        assert!(self.z.len() == pairs * columns && self.x.len() == pairs * dim_k);
+        assert!(with.iter().all(|with| with.len() == dim_k) && sums.iter().all(|sums| sums.len() == columns));
+        Arch::new().dispatch(Pass { write: self, dim_k, with, sums });
     }
 }
 
-/// [`Write::pass`] for one pair and [`ROWS`] rows, for all columns that fill tiles. Arrays over columns go through
-/// iterators, and everything else is held by value: with indices and references this was half as fast, because the
-/// compiler had to check bounds and to assume that a store changes what it had loaded.
-#[inline(always)]
-fn rows<F: Real, const FUSED: bool, const N: usize>(
-    lines: &mut [F],
-    gamma: &[F],
-    x: &[F],
-    z: &[F],
-    with: &[[F; ROWS]; N],
-    sums: &mut [[[F; TILE]; N]],
-) {
-    let columns = gamma.len();
-    let (a, b) = lines.split_at_mut(2 * columns);
-    let ((a, b), (c, d)) = (a.split_at_mut(columns), b.split_at_mut(columns));
-    let x: [F; ROWS] = *x.first_chunk().expect("a key");
-    let with = *with;
-    let lines = a.as_chunks_mut::<TILE>().0.iter_mut().zip(b.as_chunks_mut::<TILE>().0);
-    let lines = lines.zip(c.as_chunks_mut::<TILE>().0).zip(d.as_chunks_mut::<TILE>().0);
-    let others = gamma.as_chunks::<TILE>().0.iter().zip(z.as_chunks::<TILE>().0).zip(sums);
-    for ((((a, b), c), d), ((gamma, z), sum)) in lines.zip(others) {
-        let (gamma, z, mut totals) = (*gamma, *z, *sum);
-        for (i, line) in [a, b, c, d].into_iter().enumerate() {
-            let mut s = *line;
-            for lane in 0..TILE {
-                s[lane] = mul_add::<F, FUSED>(x[i], z[lane], gamma[lane] * s[lane]);
+/// A [`Write`] with `N` sums, after its sizes have been checked.
+struct Pass<'a, F, const N: usize> {
+    write: Write<'a, F>,
+    dim_k: usize,
+    with: [&'a [F]; N],
+    sums: [&'a mut [F]; N],
+}
+
+impl<F: Real, const N: usize> WithSimd for Pass<'_, F, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        // As wide as registers allow: for each vector of a row there are a decay, a write and `N` sums.
+        if S::REGISTER_COUNT >= 32 { self.columns::<S, 4>(simd) } else { self.columns::<S, 2>(simd) }
+    }
+}
+
+impl<F: Real, const N: usize> Pass<'_, F, N> {
+    /// All columns, by panels of up to `V` vectors.
+    #[inline(always)]
+    fn columns<S: Simd, const V: usize>(&mut self, simd: S) {
+        let (columns, lanes) = (self.write.gamma.len(), F::lanes::<S>());
+        let mut column = 0;
+        // SAFETY: `Write::pass` has checked all sizes, and every panel ends at `columns`.
+        unsafe {
+            while columns - column >= V * lanes {
+                self.panel::<S, V, false>(simd, column);
+                column += V * lanes;
             }
-            for n in 0..N {
-                for lane in 0..TILE {
-                    totals[n][lane] = mul_add::<F, FUSED>(with[n][i], s[lane], totals[n][lane]);
+            while columns - column >= lanes {
+                self.panel::<S, 1, false>(simd, column);
+                column += lanes;
+            }
+            if column < columns {
+                self.panel::<S, 1, true>(simd, column);
+            }
+        }
+    }
+
+    /// The columns of `V` vectors from `column` on; if `CUT`, those of one vector that are left. Decays, the newest
+    /// write and the sums stay in registers while the loop runs over the rows.
+    ///
+    /// SAFETY: the columns must exist, and the lengths of all arrays must be those of [`Write::pass`].
+    #[inline(always)]
+    unsafe fn panel<S: Simd, const V: usize, const CUT: bool>(&mut self, simd: S, column: usize) {
+        let Self { write: Write { memory, gamma, x, z }, dim_k, with, sums } = self;
+        let (columns, lanes, dim_k) = (gamma.len(), F::lanes::<S>(), *dim_k);
+        let older = z.len() / columns - 1;
+        let mask = F::mask::<S>(simd, if CUT { columns - column } else { 0 });
+        // SAFETY: this is called with rows of at least `columns` numbers, from `column` on.
+        let load = |from: *const F, v: usize| unsafe {
+            let from = from.add(v * lanes);
+            if CUT { F::load_masked(simd, mask, from) } else { F::load(simd, from) }
+        };
+        // SAFETY: likewise.
+        let store = |to: *mut F, v: usize, vector| unsafe {
+            let to = to.add(v * lanes);
+            if CUT { F::store_masked(simd, mask, to, vector) } else { F::store(simd, to, vector) }
+        };
+        let zero = F::splat(simd, F::zero());
+        let (mut gammas, mut newest, mut totals) = ([zero; V], [zero; V], [[zero; V]; N]);
+        // SAFETY: rows and columns are inside of the arrays.
+        unsafe {
+            let (x, z) = (x.as_ptr(), z.as_ptr().add(column));
+            for v in 0..V {
+                gammas[v] = load(gamma.as_ptr().add(column), v);
+                newest[v] = load(z.add(older * columns), v);
+            }
+            for k in 0..dim_k {
+                let line = memory.as_mut_ptr().add(k * columns + column);
+                let mut s = [zero; V];
+                for v in 0..V {
+                    s[v] = F::product(simd, gammas[v], load(line, v));
+                }
+                for pair in 0..older {
+                    let x = F::splat(simd, *x.add(pair * dim_k + k));
+                    for v in 0..V {
+                        s[v] = F::product_sum(simd, x, load(z.add(pair * columns), v), s[v]);
+                    }
+                }
+                let x = F::splat(simd, *x.add(older * dim_k + k));
+                for v in 0..V {
+                    s[v] = F::product_sum(simd, x, newest[v], s[v]);
+                    store(line, v, s[v]);
+                }
+                for n in 0..N {
+                    let with = F::splat(simd, *with[n].as_ptr().add(k));
+                    for v in 0..V {
+                        totals[n][v] = F::product_sum(simd, with, s[v], totals[n][v]);
+                    }
                 }
             }
-            *line = s;
+            for n in 0..N {
+                for v in 0..V {
+                    store(sums[n].as_mut_ptr().add(column), v, totals[n][v]);
+                }
+            }
         }
-        *sum = totals;
     }
 }

@@ -5,6 +5,7 @@ use std::slice::ChunksExactMut;
 
 use rayon::prelude::*;
 
+use crate::aligned::Aligned;
 use crate::call::Call;
 use crate::coefficients::{Coefficients, Purpose};
 use crate::error::Error;
@@ -12,7 +13,7 @@ use crate::form::Form;
 use crate::head::{Head, advance};
 use crate::inputs::Sizes;
 use crate::rule::Rule;
-use crate::scratch::{Aligned, Scratch};
+use crate::scratch::Scratch;
 use crate::segment::Segment;
 use crate::shared::{HeadRows, SharedHeads};
 use crate::simd::{Vectorised, copy_row, dispatch};
@@ -28,7 +29,7 @@ pub(crate) fn forward<F: Real>(call: &Call<'_, F>, state: &mut State<F>, out: &m
     let size = call.memory_len();
     let mut memories = std::mem::take(&mut state.memory);
     let mut parts = if blocks > 1 { columns_apart(&memories, size, sizes.dim_v, blocks) } else { Vec::new() };
-    let target = if blocks > 1 { &mut parts } else { &mut memories };
+    let target: &mut [F] = if blocks > 1 { &mut parts } else { &mut memories };
     // Each head, or block of columns of a head, with its memory and its part of `saved`.
     let mut rest = saved;
     let mut runs: Vec<_> = heads(call, state)
@@ -208,7 +209,7 @@ struct Output<'s, 'a, F> {
 
 impl<F: Real> Vectorised for Output<'_, '_, F> {
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let Self { rule, steps, raw, out } = self;
         let columns = raw.len() / steps.len();
         for (step, raw) in steps.zip(raw.chunks_exact(columns)) {

@@ -261,7 +261,7 @@ struct Pack<'s, 'a, F> {
 
 impl<F: Real> Vectorised for Pack<'_, '_, F> {
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let Self { head, steps, segment, coefficients, purpose } = self;
         let length = steps.len() as isize;
         let next = if purpose == Purpose::Backward { -length } else { length };

@@ -120,6 +120,7 @@
 //! rounding only; the number of threads does not change them at all. Gains and decays that are not finite are always
 //! refused; `q`, `k` and `v` that are not finite are refused by [`Inputs::check_finite`].
 
+mod aligned;
 mod backward;
 mod call;
 mod chunked;
@@ -150,6 +151,7 @@ mod step;
 mod tape;
 mod view;
 
+pub use aligned::Aligned;
 pub use backward::{Grads, GradsMut};
 pub use call::Call;
 pub use compiled::Compiled;

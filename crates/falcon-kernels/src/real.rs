@@ -87,12 +87,6 @@ pub fn products<F: Real, T: Real, const LANES: usize>(a: &[F], b: &[F], to: impl
     lanes
 }
 
-/// `a b + c`, rounded once where the machine has a fused instruction, and twice where emulating one would be slow.
-#[inline(always)]
-pub(crate) fn mul_add<F: Real, const FUSED: bool>(a: F, b: F, c: F) -> F {
-    if FUSED { a.mul_add(b, c) } else { a * b + c }
-}
-
 /// `y += scale · x`.
 #[inline(always)]
 pub(crate) fn axpy<F: Real>(y: &mut [F], scale: F, x: &[F]) {

@@ -1,9 +1,9 @@
 //! Working memory that kernels reuse from chunk to chunk.
 
-use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::Real;
+use crate::aligned::Aligned;
 
 static POISONED: AtomicBool = AtomicBool::new(false);
 
@@ -18,48 +18,6 @@ pub fn poison_scratch() {
 pub(crate) fn poison<F: Real>(memory: &mut [F]) {
     if POISONED.load(Ordering::Relaxed) {
         memory.fill(F::nan());
-    }
-}
-
-/// Numbers whose first one is at the start of a cache line, so that vectors of a matrix with rows of whole lines are
-/// not divided between two of them.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Aligned<F> {
-    buffer: Vec<F>,
-    start: usize,
-    len: usize,
-}
-
-impl<F> Aligned<F> {
-    /// Numbers in a cache line.
-    const LINE: usize = 64 / size_of::<F>();
-}
-
-impl<F: Real> Aligned<F> {
-    /// Changes the length. What the numbers are afterwards is not specified.
-    #[inline(always)]
-    pub fn resize(&mut self, len: usize) {
-        if self.buffer.len() < len + Self::LINE {
-            self.buffer.resize(len + Self::LINE, F::zero());
-            self.start = self.buffer.as_ptr().align_offset(64).min(Self::LINE);
-        }
-        self.len = len;
-    }
-}
-
-impl<F> Deref for Aligned<F> {
-    type Target = [F];
-
-    #[inline(always)]
-    fn deref(&self) -> &[F] {
-        &self.buffer[self.start..][..self.len]
-    }
-}
-
-impl<F> DerefMut for Aligned<F> {
-    #[inline(always)]
-    fn deref_mut(&mut self) -> &mut [F] {
-        &mut self.buffer[self.start..][..self.len]
     }
 }
 

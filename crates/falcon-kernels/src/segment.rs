@@ -10,8 +10,9 @@
 use std::ops::Range;
 
 use crate::Real;
+use crate::aligned::Aligned;
 use crate::rule::{Columns, Objective, Read, Rule};
-use crate::scratch::{self, Aligned};
+use crate::scratch;
 use crate::state::row;
 
 #[derive(Clone, Debug, Default)]

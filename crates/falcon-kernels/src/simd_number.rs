@@ -14,8 +14,15 @@ pub trait SimdNumber: Copy + Zero + PartialEq {
     fn lanes<S: Simd>() -> usize;
     /// A vector of equal numbers.
     fn splat<S: Simd>(simd: S, value: Self) -> Self::Vector<S>;
+    /// `a b`.
+    fn product<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
     /// `a b + c`.
-    fn mul_add<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>, c: Self::Vector<S>) -> Self::Vector<S>;
+    fn product_sum<S: Simd>(
+        simd: S,
+        a: Self::Vector<S>,
+        b: Self::Vector<S>,
+        c: Self::Vector<S>,
+    ) -> Self::Vector<S>;
     /// The first lanes.
     fn mask<S: Simd>(simd: S, count: usize) -> MemMask<Self::Mask<S>>;
     /// Reads a vector.
@@ -66,7 +73,7 @@ pub trait SimdNumber: Copy + Zero + PartialEq {
 }
 
 macro_rules! simd_number {
-    ($number:ty, $index:ty, $vector:ident, $mask:ident, $lanes:ident, $splat:ident, $mul_add:ident, $between:ident,
+    ($number:ty, $index:ty, $vector:ident, $mask:ident, $lanes:ident, $splat:ident, $mul:ident, $mul_add:ident, $between:ident,
      $load:ident, $store:ident, { $($transpose:item)* }) => {
         impl SimdNumber for $number {
             type Vector<S: Simd> = S::$vector;
@@ -83,7 +90,12 @@ macro_rules! simd_number {
             }
 
             #[inline(always)]
-            fn mul_add<S: Simd>(simd: S, a: S::$vector, b: S::$vector, c: S::$vector) -> S::$vector {
+            fn product<S: Simd>(simd: S, a: S::$vector, b: S::$vector) -> S::$vector {
+                simd.$mul(a, b)
+            }
+
+            #[inline(always)]
+            fn product_sum<S: Simd>(simd: S, a: S::$vector, b: S::$vector, c: S::$vector) -> S::$vector {
                 simd.$mul_add(a, b, c)
             }
 
@@ -129,6 +141,7 @@ simd_number!(
     m32s,
     F32_LANES,
     splat_f32s,
+    mul_f32s,
     mul_add_e_f32s,
     mask_between_m32s,
     mask_load_ptr_f32s,
@@ -162,6 +175,7 @@ simd_number!(
     m64s,
     F64_LANES,
     splat_f64s,
+    mul_f64s,
     mul_add_e_f64s,
     mask_between_m64s,
     mask_load_ptr_f64s,

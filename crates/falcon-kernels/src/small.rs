@@ -220,7 +220,7 @@ impl<F: SimdNumber> Product<'_, F> {
                 for i in 0..R {
                     let a = F::splat(simd, *self.a.at(row + i, p));
                     for v in 0..V {
-                        sums[i][v] = F::mul_add(simd, a, vectors[v], sums[i][v]);
+                        sums[i][v] = F::product_sum(simd, a, vectors[v], sums[i][v]);
                     }
                 }
             }
@@ -244,7 +244,7 @@ impl<F: SimdNumber> Product<'_, F> {
                         if p < ends[i] {
                             let a = F::splat(simd, *self.a.at(row + i, p));
                             for v in 0..V {
-                                sums[i][v] = F::mul_add(simd, a, vectors[v], sums[i][v]);
+                                sums[i][v] = F::product_sum(simd, a, vectors[v], sums[i][v]);
                             }
                         }
                     }
@@ -259,7 +259,7 @@ impl<F: SimdNumber> Product<'_, F> {
                     let sum = if self.keep == F::zero() {
                         sums[v]
                     } else {
-                        F::mul_add(simd, F::splat(simd, self.keep), load(to, v), sums[v])
+                        F::product_sum(simd, F::splat(simd, self.keep), load(to, v), sums[v])
                     };
                     let to = to.add(v * lanes);
                     if CUT && v == V - 1 {

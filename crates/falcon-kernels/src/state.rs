@@ -1,6 +1,7 @@
 //! The state between two pieces of a sequence: the memory, the last key, and the tail of the window.
 
 use crate::Real;
+use crate::aligned::Aligned;
 use crate::error::Error;
 use crate::inputs::Sizes;
 use crate::rule::{Align, Rule};
@@ -13,7 +14,7 @@ use crate::rule::{Align, Rule};
 pub struct State<F> {
     /// Memories `[sequences, heads, dim_k, columns]`. A normalised rule has `dim_v + 1` columns, the last of which is
     /// the normaliser.
-    pub memory: Vec<F>,
+    pub memory: Aligned<F>,
     /// The last key of each sequence that has `started`, `[sequences, key_heads, dim_k]`.
     pub last_key: Vec<F>,
     /// Keys of the latest `tail_len` pairs, oldest first, `[sequences, window − 1, key_heads, dim_k]`.
@@ -44,7 +45,7 @@ impl<F: Real> State<F> {
         let &Sizes { sequences, heads, key_heads, dim_k, dim_v, .. } = sizes;
         let (columns, tail) = (rule.state_columns(dim_v), rule.tail_capacity());
         Self {
-            memory: vec![F::zero(); sequences * heads * dim_k * columns],
+            memory: Aligned::zeros(sequences * heads * dim_k * columns),
             last_key: vec![F::zero(); sequences * key_heads * dim_k],
             tail_x: vec![F::zero(); sequences * tail * key_heads * dim_k],
             tail_v: vec![F::zero(); sequences * tail * heads * dim_v],
@@ -58,7 +59,7 @@ impl<F: Real> State<F> {
     pub fn zeros_like(&self) -> Self {
         let zeros = |data: &[F]| vec![F::zero(); data.len()];
         Self {
-            memory: zeros(&self.memory),
+            memory: Aligned::zeros(self.memory.len()),
             last_key: zeros(&self.last_key),
             tail_x: zeros(&self.tail_x),
             tail_v: zeros(&self.tail_v),
@@ -97,7 +98,7 @@ impl<F: Real> State<F> {
                 .collect()
         };
         Self {
-            memory: rows(&self.memory),
+            memory: rows(&self.memory).into(),
             last_key: rows(&self.last_key),
             tail_x: rows(&self.tail_x),
             tail_v: rows(&self.tail_v),
@@ -116,9 +117,9 @@ impl<F: Real> State<F> {
         let shape = states.first().expect("at least one state").shape;
         let alike = |state: &Self| Shape { sequences: 0, ..state.shape } == Shape { sequences: 0, ..shape };
         assert!(states.iter().all(alike), "states of one rule and of the same sizes");
-        let all = |array: fn(&Self) -> &[F]| states.iter().flat_map(array).copied().collect();
+        let all = |array: fn(&Self) -> &[F]| -> Vec<F> { states.iter().flat_map(array).copied().collect() };
         Self {
-            memory: all(|state| &state.memory),
+            memory: all(|state| &state.memory).into(),
             last_key: all(|state| &state.last_key),
             tail_x: all(|state| &state.tail_x),
             tail_v: all(|state| &state.tail_v),

@@ -117,10 +117,10 @@ proptest! {
                 for (all, (_, part)) in grads.iter_mut().zip(&found) {
                     all.splice(0..0, part.iter().copied());
                 }
-                for (array, (_, values)) in [
-                    &mut upstream.memory, &mut upstream.last_key, &mut upstream.tail_x, &mut upstream.tail_v,
-                ].into_iter().zip(&found[5..]) {
-                    array.clone_from(values);
+                let arrays: [&mut [f64]; 4] =
+                    [&mut upstream.memory, &mut upstream.last_key, &mut upstream.tail_x, &mut upstream.tail_v];
+                for (array, (_, values)) in arrays.into_iter().zip(&found[5..]) {
+                    array.copy_from_slice(values);
                 }
                 upstream.tail_len.clone_from(&piece.state.tail_len);
                 upstream.started.clone_from(&piece.state.started);
@@ -268,7 +268,7 @@ fn check_differences(case: &Case<f64>, seed: u64) -> Result<(), TestCaseError> {
         let expected: f64 = grad.iter().zip(&direction).map(|(g, d)| g * d).sum();
         let moved = |h: f64| {
             let mut case = case.clone();
-            let data = match index {
+            let data: &mut [f64] = match index {
                 0 => &mut case.q,
                 1 => &mut case.k,
                 2 => &mut case.v,

@@ -125,7 +125,7 @@ impl StateArrays {
         let shapes = state.shapes();
         let [memory, last_key, tail_key, tail_value, counts] = &self.0;
         let arrays = [memory, last_key, tail_key, tail_value];
-        let parts = [&mut state.memory, &mut state.last_key, &mut state.tail_x, &mut state.tail_v];
+        let parts: [&mut [F]; 4] = [&mut state.memory, &mut state.last_key, &mut state.tail_x, &mut state.tail_v];
         for ((part, array), shape) in parts.into_iter().zip(arrays).zip(&shapes) {
             if array.shape() != shape {
                 let message = format!("an array of the state has shape {:?}, expected {shape:?}", array.shape());
@@ -148,7 +148,7 @@ impl StateArrays {
 
     fn write<F: Element + Real>(&mut self, state: &State<F>) -> PyResult<()> {
         let [memory, last_key, tail_key, tail_value, counts] = &mut self.0;
-        let parts = [&state.memory, &state.last_key, &state.tail_x, &state.tail_v];
+        let parts: [&[F]; 4] = [&state.memory, &state.last_key, &state.tail_x, &state.tail_v];
         for (array, part) in [memory, last_key, tail_key, tail_value].into_iter().zip(parts) {
             copy_into(array, part)?;
         }
@@ -324,7 +324,7 @@ fn run_backward<F: Element + Compiled>(
     let grad_final = grad_final.map(|arrays| -> PyResult<_> {
         // The final state has the same sizes. The kernels compute the length of its tail from the initial state.
         let mut grad = state.zeros_like();
-        let parts = [&mut grad.memory, &mut grad.last_key, &mut grad.tail_x, &mut grad.tail_v];
+        let parts: [&mut [F]; 4] = [&mut grad.memory, &mut grad.last_key, &mut grad.tail_x, &mut grad.tail_v];
         for (part, array) in parts.into_iter().zip(arrays) {
             let numbers = array.slice::<F>()?;
             if numbers.len() != part.len() {

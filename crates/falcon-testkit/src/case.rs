@@ -145,7 +145,7 @@ impl Case<f64> {
         let mut state = State::fresh(&rule, &sizes);
         let mut grad_state = state.clone();
         for state in [&mut state, &mut grad_state] {
-            state.memory = random.normals(state.memory.len(), 0.5);
+            state.memory = random.normals(state.memory.len(), 0.5).into();
             state.tail_v = random.normals(state.tail_v.len(), 1.0);
             let norm = spec.key_norm / (dim_k as f64).sqrt();
             state.tail_x = random.normals(state.tail_x.len(), norm);
@@ -181,7 +181,7 @@ impl Case<f64> {
         let narrow = |values: &[f64]| -> Vec<f32> { values.iter().map(|x| *x as f32).collect() };
         let state = |from: &State<f64>| {
             let mut to = State::fresh(&self.rule, &self.sizes);
-            to.memory = narrow(&from.memory);
+            to.memory = narrow(&from.memory).into();
             to.last_key = narrow(&from.last_key);
             to.tail_x = narrow(&from.tail_x);
             to.tail_v = narrow(&from.tail_v);

@@ -32,7 +32,7 @@ struct Forward<'a, F> {
 
 impl<F: Real> Vectorised for Forward<'_, F> {
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let Self { segment, memory, out, scratch } = self;
         match segment {
             Segment { each_column: true, .. } => columns::forward(segment, memory, out, scratch),
@@ -68,7 +68,7 @@ struct Backward<'a, F> {
 
 impl<F: Real> Vectorised for Backward<'_, F> {
     #[inline(always)]
-    fn run<const FUSED: bool>(self) {
+    fn run(self) {
         let Self { segment, memory, grad_out, adjoint, grad, scratch } = self;
         match segment {
             Segment { each_column: true, .. } => {

@@ -33,7 +33,7 @@ pub(super) fn arrays(rule: &Rule, memory: &RuleState) -> StateArrays {
         arrays.push(("tail_keys".into(), (tail_keys, state.tail_x)));
         arrays.push(("tail_values".into(), (tail_values, state.tail_v)));
     }
-    arrays.push(("memory".into(), (memory, state.memory)));
+    arrays.push(("memory".into(), (memory, state.memory.to_vec())));
     arrays.push(("last_key".into(), (last_key, state.last_key)));
     arrays
 }
@@ -51,7 +51,7 @@ pub(super) fn restore(
     let memory = arrays.take("memory", &[sequences, heads, dim_k, rule.state_columns(dim_v)])?;
     let mut state = State::fresh(rule, &sizes);
     let [_, last_key, tail_keys, tail_values] = state.shapes();
-    (state.memory, state.last_key) = (memory, arrays.take("last_key", &last_key)?);
+    (state.memory, state.last_key) = (memory.into(), arrays.take("last_key", &last_key)?);
     if rule.tail_capacity() > 0 {
         state.tail_x = arrays.take("tail_keys", &tail_keys)?;
         state.tail_v = arrays.take("tail_values", &tail_values)?;

@@ -72,7 +72,7 @@ impl TensorState {
         let dim_v = columns - usize::from(rule.normaliser.is_some());
         let mut state = State::fresh(rule, &Sizes { tokens: 0, sequences, heads, key_heads, dim_k, dim_v });
         let tail = |tail: &Option<Tensor<4>>| tail.as_ref().map_or_else(Vec::new, numbers);
-        (state.memory, state.last_key) = (numbers(&self.memory), numbers(&self.last_key));
+        (state.memory, state.last_key) = (numbers(&self.memory).into(), numbers(&self.last_key));
         (state.tail_x, state.tail_v) = (tail(&self.tail_x), tail(&self.tail_v));
         state.tail_len.clone_from(&self.tail_len);
         state.started.clone_from(&self.started);
