@@ -12,6 +12,9 @@ import pytest
 import falcon_fwa
 from falcon_fwa import Rule, State, _native, scan, vjp
 
+ROUNDING = 1e-12
+"""Of float64 results that are computed in another order: the largest difference seen is 3e-15."""
+
 
 def inputs(rule, batch=2, time=37, heads=4, key_heads=2, dim_k=5, dim_v=6, seed=0, dtype=np.float64):
     rng = np.random.default_rng(seed)
@@ -42,8 +45,7 @@ def test_golden_cases(path, dtype):
         got = {"out": out, **final._asdict()}
         got |= {f"grad {name}": grad for name, grad in grads._asdict().items() if grad is not None and name != "state"}
         got |= {f"grad {name}": grad for name, grad in grads.state._asdict().items()}
-        reference = max(case.meta["f32_ref_err"].values())
-        case.compare(got, 1e-10 if dtype == np.float64 else 20 * reference + 5e-6)
+        case.compare(got, golden.FLOAT64 if dtype == np.float64 else golden.float32(case))
 
 
 @pytest.mark.parametrize("name", falcon_fwa.RULES)
@@ -55,9 +57,9 @@ def test_a_sequence_in_two_pieces_matches_the_whole(name):
     second, last = scan(
         *(None if x is None else x[:, 11:] for x in given), rule=rule, initial_state=state, chunk_size=7
     )
-    np.testing.assert_allclose(np.concatenate([first, second], 1), whole, atol=1e-9)
+    np.testing.assert_allclose(np.concatenate([first, second], 1), whole, atol=ROUNDING)
     for got, expected in zip(last, end, strict=True):
-        np.testing.assert_allclose(got, expected, atol=1e-9)
+        np.testing.assert_allclose(got, expected, atol=ROUNDING)
 
 
 def test_packed_sequences_do_not_see_each_other():
@@ -65,8 +67,8 @@ def test_packed_sequences_do_not_see_each_other():
     given = inputs(rule, batch=1)
     out, state = scan(*given, rule=rule, cu_seqlens=[0, 5, 5, 37])
     alone, end = scan(*(x[:, 5:] for x in given), rule=rule)
-    np.testing.assert_allclose(out[:, 5:], alone, atol=1e-12)
-    np.testing.assert_allclose(state.memory[2], end.memory[0], atol=1e-12)
+    np.testing.assert_allclose(out[:, 5:], alone, atol=ROUNDING)
+    np.testing.assert_allclose(state.memory[2], end.memory[0], atol=ROUNDING)
     assert not state.memory[1].any() and not state.counts[1].any()
 
 

@@ -9,14 +9,19 @@ import subprocess
 import sys
 
 import pytest
+import reasons
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason=reasons.TORCH)
 
 from falcon_fwa import RULES, Rule  # noqa: E402
-from falcon_fwa.ops import BACKENDS, FalconState, backend_of, falcon, falcon_step, fresh_state  # noqa: E402
+from falcon_fwa.ops import BACKENDS, FalconState, backend_of, chunked, falcon, falcon_step, fresh_state  # noqa: E402
 from falcon_fwa.ops import triton as mapping  # noqa: E402
 
 HEADS, KEY_HEADS, DIM_K, DIM_V = 4, 2, 5, 3
+ROUNDING = 1e-11
+"""Of float64 results and gradients that are computed in another order: the largest difference seen is 1.2e-13."""
+ROUNDING_32 = 2e-5
+"""Likewise in float32, in which the mapping computes: the largest difference seen is 1e-6."""
 MAPPED = ("falcon-1", "falcon-1a", "retnet", "mamba-2", "deltanet", "gated-deltanet", "linear-attention")
 
 
@@ -66,7 +71,7 @@ def results(run, given, state):
     return found
 
 
-def assert_close(got, expected, tolerance=1e-9):
+def assert_close(got, expected, tolerance=ROUNDING):
     assert got.keys() == expected.keys()
     for name, want in expected.items():
         have = got[name]
@@ -77,7 +82,7 @@ def assert_close(got, expected, tolerance=1e-9):
         assert error <= tolerance * (scale or 1.0), f"{name} is off by {error:.2e}, its largest number is {scale:.2e}"
 
 
-def compare(rule, given, state, tolerance=1e-9, **options):
+def compare(rule, given, state, tolerance=ROUNDING, **options):
     """Compare PyTorch with the recurrent form of the kernels, which is the definition; return the latter's results."""
 
     def runner(backend, form):
@@ -192,7 +197,7 @@ def test_continuation():
             part = [None if x is None else x[:, piece] for x in given]
             out, state = falcon(*part, rule=rule, initial_state=state, output_final_state=True, backend="torch")
             parts.append(out)
-        assert_close({"out": torch.cat(parts, 1), **state._asdict()}, {"out": whole, **end._asdict()}, 1e-12)
+        assert_close({"out": torch.cat(parts, 1), **state._asdict()}, {"out": whole, **end._asdict()})
 
 
 @pytest.mark.parametrize("name", ["falcon-1", "falcon-2", "falcon-3", "falcon-3a"])
@@ -202,7 +207,7 @@ def test_the_chunk_size_does_not_change_results(name):
     whole, _ = falcon(*given, rule=rule, backend="torch", chunk_size=64)
     for size in (1, 3, 37):
         out, _ = falcon(*given, rule=rule, backend="torch", chunk_size=size)
-        assert_close({"out": out}, {"out": whole}, 1e-11)
+        assert_close({"out": out}, {"out": whole})
     with pytest.raises(ValueError, match="chunk_size"):
         falcon(*given, rule=rule, backend="torch", chunk_size=0)
 
@@ -216,8 +221,10 @@ def test_float32_and_bfloat16(dtype):
             out, final = falcon(*given, rule=rule, output_final_state=True, backend="torch")
         expected, end = falcon(*given, rule=rule, output_final_state=True, backend="kernels")
         assert out.dtype == dtype and final.memory.dtype == torch.float32
-        torch.testing.assert_close(out, expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-4)
-        torch.testing.assert_close(final.memory, end.memory, rtol=1e-4, atol=1e-4)
+        # Both compute in float32, where they differ by 4e-7 at most. That may decide to which of two neighbours an
+        # output is rounded in bfloat16, which are 2⁻⁷ of their size apart.
+        torch.testing.assert_close(out, expected, rtol=2**-7 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+        torch.testing.assert_close(final.memory, end.memory, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["falcon-1", "falcon-2a", "falcon-3", "falcon-3a"])
@@ -242,7 +249,7 @@ def test_a_step_matches_a_sequence_of_one_token(backend):
         given, state = inputs(rule, 3, 1), states(rule, [0, 2, 6])
         out, final = falcon_step(*given, state=state, rule=name, backend=backend)
         expected, end = falcon(*given, rule=rule, initial_state=state, output_final_state=True, backend="kernels")
-        assert_close({"out": out, **final._asdict()}, {"out": expected, **end._asdict()}, 1e-11)
+        assert_close({"out": out, **final._asdict()}, {"out": expected, **end._asdict()})
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -368,7 +375,7 @@ def compare_mapped(rule, given, state, kernels, tolerance=2e-5, cu_seqlens=None)
 @pytest.mark.parametrize("align", ["next", "same"])
 @pytest.mark.parametrize("name", MAPPED)
 def test_mapping_with_the_naive_functions(name, align):
-    pytest.importorskip("fla")
+    pytest.importorskip("fla", reason=reasons.FLA)
     rule = Rule(name, align=align)
     state = states(rule, [0, 2, 6], torch.float32)
     for time in (1, 13):
@@ -392,7 +399,7 @@ def test_mapping_with_the_naive_functions(name, align):
     ids=lambda value: str(value),
 )
 def test_mapping_of_options(name, options):
-    pytest.importorskip("fla")
+    pytest.importorskip("fla", reason=reasons.FLA)
     rule = Rule(name, **options)
     state = states(rule, [0, 6], torch.float32)
     compare_mapped(rule, inputs(rule, 2, 13, dtype=torch.float32), state, naive_kernels())
@@ -400,20 +407,20 @@ def test_mapping_of_options(name, options):
 
 @pytest.mark.parametrize("name", ["retnet", "gated-deltanet"])
 def test_mapping_of_gates_of_zero(name):
-    pytest.importorskip("fla")
+    pytest.importorskip("fla", reason=reasons.FLA)
     rule = Rule(name)
     given = inputs(rule, 2, 13, dtype=torch.float32)
     given[4][:, ::4] = 0
     state = states(rule, [0, 6], torch.float32)
     out, final = mapping.run(*given, state, None, rule, 64, kernels=naive_kernels())
     expected, end = falcon(*given, rule=rule, initial_state=state, output_final_state=True, backend="kernels")
-    assert_close({"out": out, "memory": final.memory}, {"out": expected, "memory": end.memory}, 1e-5)
+    assert_close({"out": out, "memory": final.memory}, {"out": expected, "memory": end.memory}, ROUNDING_32)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
 def test_mapping_with_triton_kernels_under_the_interpreter():
-    pytest.importorskip("fla")
-    pytest.importorskip("triton")
+    pytest.importorskip("fla", reason=reasons.FLA)
+    pytest.importorskip("triton", reason=reasons.TRITON)
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", __file__], env=environment, capture_output=True, text=True, timeout=300,
@@ -463,7 +470,7 @@ def interpreted():
                 *given, rule=rule, initial_state=state, output_final_state=True, cu_seqlens=cu_seqlens,
                 backend="kernels",
             )  # fmt: skip
-            assert_close({"out": out, **final._asdict()}, {"out": expected, **end._asdict()}, 2e-5)
+            assert_close({"out": out, **final._asdict()}, {"out": expected, **end._asdict()}, ROUNDING_32)
         print(name)
 
 

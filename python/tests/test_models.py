@@ -1,11 +1,16 @@
 """The layer and the models: packing, caches, padding, generation, files, gradients."""
 
 import pytest
+import reasons
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason=reasons.TORCH)
 
 from falcon_fwa import RULES  # noqa: E402
 from falcon_fwa.layers import FalconAttention  # noqa: E402
+from falcon_fwa.ops import triton as mapping  # noqa: E402
+
+ROUNDING = {"atol": 1e-5, "rtol": 1e-4}
+"""Of float32 results that are computed in another order: the largest difference seen is a quarter of this."""
 
 
 def layer(rule, **keys):
@@ -42,9 +47,9 @@ def test_packed_sequences_match_separate_ones(rule):
     x = torch.randn(1, 19, 24, requires_grad=True)
     packed, _, _ = attention(x, cu_seqlens=torch.tensor([0, 2, 11, 19]))
     alone = torch.cat([attention(x[:, piece])[0] for piece in (slice(0, 2), slice(2, 11), slice(11, 19))], 1)
-    torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(packed, alone, **ROUNDING)
     grads = [torch.autograd.grad(y.square().sum(), x, retain_graph=True)[0] for y in (packed, alone)]
-    torch.testing.assert_close(grads[0], grads[1], atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(grads[0], grads[1], **ROUNDING)
 
 
 def test_wrong_options_are_refused_with_the_reason():
@@ -91,7 +96,7 @@ def test_pieces_with_a_cache_match_the_whole(rule):
         for piece in (slice(9, 10), slice(10, 11), slice(11, 19), slice(19, 23)):
             outputs = lm(ids[:, piece], past_key_values=outputs.past_key_values)
             logits.append(outputs.logits)
-    torch.testing.assert_close(torch.cat(logits, 1), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.cat(logits, 1), expected, **ROUNDING)
     assert outputs.past_key_values.get_seq_length() == 23
 
 
@@ -103,13 +108,13 @@ def test_padding_does_not_affect_other_tokens(rule):
     with torch.no_grad():
         padded = lm(ids, attention_mask=mask)
         alone, beside = lm(ids[:1, 5:]).logits, lm(ids[1:]).logits
-        torch.testing.assert_close(padded.logits[:1, 5:], alone, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(padded.logits[1:], beside, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(padded.logits[:1, 5:], alone, **ROUNDING)
+        torch.testing.assert_close(padded.logits[1:], beside, **ROUNDING)
         # Later tokens do not see the padding either.
         mask = torch.cat([mask, torch.ones(2, 1, dtype=mask.dtype)], 1)
         after = lm(ids[:, :1], attention_mask=mask, past_key_values=padded.past_key_values).logits
         whole = lm(torch.cat([ids[:1, 5:], ids[:1, :1]], 1)).logits[:, -1:]
-    torch.testing.assert_close(after[:1], whole, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(after[:1], whole, **ROUNDING)
 
 
 @pytest.mark.parametrize("rule", ["falcon-1", "falcon-3", "mamba-2", "softmax"])
@@ -158,4 +163,5 @@ def test_a_model_learns():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+    # A model that does not learn stays at the first loss.
     assert losses[-1] < 0.2 * losses[0]
