@@ -4,6 +4,8 @@ from typing import Any, final
 
 __version__: str
 RULES: list[str]
+GAINS: list[str]
+DECAYS: list[str]
 
 @final
 class Rule:

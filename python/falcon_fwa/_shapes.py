@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ._native import Rule
+from ._native import DECAYS, GAINS, Rule
 
 Shape = Sequence[int]
 
@@ -43,6 +43,11 @@ def resolve_rule(
             raise TypeError("a Rule has its options already; give them to Rule(...), or name the rule by a string")
         resolved = rule
     else:
+        # A rule's own arguments for these are called `gain` and `decay`, which are other arguments here.
+        for option, given_kind, kinds in (("gain_kind", gain_kind, GAINS), ("decay_kind", decay_kind, DECAYS)):
+            if given_kind is not None and given_kind not in kinds:
+                words = ", ".join(f'"{kind}"' for kind in kinds)
+                raise ValueError(f'{option} must be one of {words}, got "{given_kind}"')
         resolved = Rule(
             rule,
             window=window,

@@ -149,6 +149,16 @@ WRONG = [
     (dict(gain=None), ValueError, "gain: falcon-1 needs one (beta), got None"),
     (dict(gain=np.full((2, 37, 4), 2.5)), ValueError, "gain[0, 0, 0] is 2.5: beta must be in [0, 2]"),
     (dict(ridge=np.full((2, 37, 4), -1.0)), ValueError, "ridge[0, 0, 0] is -1: lambda must be"),
+    (
+        dict(decay_kind="gate", ridge=np.full((2, 37, 4), 1.5)),
+        ValueError,
+        "ridge[0, 0, 0] is 1.5: gamma must be in [0, 1]",
+    ),
+    (dict(decay_kind="gates"), ValueError, 'decay_kind must be one of "scaled-ridge", "ridge", "gate", "none", got'),
+    (dict(gain_kind="theta"), ValueError, 'gain_kind must be one of "beta", "eta", "unit", got "theta"'),
+    (dict(gamma_floor=1.0), ValueError, "gamma_floor must be in [0, 1), got 1"),
+    (dict(eps=-1.0), ValueError, "eps must be in [0, inf), got -1"),
+    (dict(decay_kind="gate", detach=True), ValueError, 'detach=True needs a rule whose decay is "scaled-ridge"'),
     (dict(rule="linear-attention"), ValueError, "gain: linear-attention takes none; leave it out"),
     (dict(v=np.zeros((2, 37, 4, 6), np.float32)), TypeError, "v must have the dtype of q, float64, got float32"),
     (dict(k=np.zeros((2, 37, 2, 5), np.int64)), TypeError, "k must be float32 or float64, got int64"),
@@ -156,6 +166,11 @@ WRONG = [
     (dict(cu_seqlens=[0, 37]), ValueError, "with cu_seqlens the batch must be 1"),
     (dict(initial_state=(1, 2)), ValueError, "initial_state must have the parts memory"),
 ]
+
+
+def test_a_wrong_constant_of_a_normalised_rule_is_called_as_its_argument():
+    with pytest.raises(ValueError, match=r"^normaliser_eps must be in \[0, inf\), got -1$"):
+        Rule("normalised-linear-attention", normaliser_eps=-1.0)
 
 
 def wrong_states(state):

@@ -364,6 +364,19 @@ def test_wrong_arguments_are_refused_with_the_reason(change, kind, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["retnet", "mamba-2", "gated-deltanet"])
+def test_a_gate_out_of_its_range_is_called_as_its_argument(name):
+    """The argument is `ridge` for every rule, whether it is a ridge or a gate."""
+    rule = Rule(name)
+    q, k, v, gain, gate = inputs(rule, time=1)
+    gate[1, 0, 2] = 1.5
+    for form in ("chunked", "recurrent", "masked"):
+        with pytest.raises(ValueError, match=r"^ridge\[1, 0, 2\] is 1.5: gamma must be in \[0, 1\]$"):
+            ops.falcon(q, k, v, gain, gate, rule=rule, form=form)
+    with pytest.raises(ValueError, match=r"^ridge\[1, 0, 2\] is 1.5: gamma must be in \[0, 1\]$"):
+        ops.falcon_step(q, k, v, gain, gate, rule=rule, state=ops.fresh_state(rule, q, v))
+
+
 def test_wrong_offsets_are_refused():
     for offsets in ([0, 20], [1, 21], [0, 12, 3, 21]):
         with pytest.raises(ValueError, match="offsets"):
