@@ -134,6 +134,15 @@ def test_rules_can_be_pickled_hashed_and_compared():
     assert (rule.window, rule.align, rule.gamma_floor, rule.erases) == (7, "same", 0.5, True)
 
 
+@pytest.mark.parametrize("name", falcon_fwa.RULES)
+def test_the_objective_of_a_rule_says_what_it_erases(name):
+    linear = ("falcon-1a", "falcon-2a", "falcon-3a", "linear-attention", "normalised-linear-attention", "retnet")
+    objectives = dict.fromkeys((*linear, "mamba-2"), "inner-product") | {"gated-deltanet": "decayed-regression"}
+    rule = Rule(name)
+    assert rule.objective == objectives.get(name, "regression")
+    assert rule.erases == (rule.objective != "inner-product")
+
+
 WRONG = [
     (dict(rule="falcon-9"), ValueError, 'rule must be one of "falcon-1"'),
     (dict(align="last"), ValueError, 'align must be one of "next", "same", got "last"'),

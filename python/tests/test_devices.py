@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch", reason=reasons.TORCH)
 from falcon_fwa import RULES, Rule  # noqa: E402
 from falcon_fwa.ops import BACKENDS, FalconState, backend_of, chunked, falcon, falcon_step, fresh_state  # noqa: E402
 from falcon_fwa.ops import triton as mapping  # noqa: E402
+from falcon_fwa.ops.falcon import _Facts, _facts  # noqa: E402
 
 HEADS, KEY_HEADS, DIM_K, DIM_V = 4, 2, 5, 3
 ROUNDING = 1e-11
@@ -139,6 +140,22 @@ OPTIONS = [
 def test_options(name, options):
     rule = Rule(name, **options)
     compare(rule, inputs(rule, 3, 21), states(rule, [0, 2, 6]))
+
+
+def renamed(rule, name="a-new-rule"):
+    """The properties of a rule under a name that nothing knows, as a new rule made of the same options would have."""
+    return _Facts(*_facts(rule.spec))._replace(name=name)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_what_torch_computes_does_not_depend_on_the_name_of_a_rule(name):
+    rule = Rule(name)
+    given, state = inputs(rule, 3, 21), states(rule, [0, 2, 6])
+
+    def run(q, k, v, gain, decay, state):
+        return chunked.run(q, k, v, gain, decay, state, None, renamed(rule), 16)
+
+    assert_close(results(run, given, state), compare(rule, given, state))
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -308,6 +325,7 @@ def test_a_backend_that_cannot_run_is_refused_with_the_reason():
 @pytest.mark.parametrize("name", RULES)
 def test_which_rules_can_be_mapped(name):
     assert mapping.supported(Rule(name)) == (name in MAPPED)
+    assert mapping.supported(renamed(Rule(name))) == (name in MAPPED)
     assert not mapping.supported(Rule(name, read="before"))
 
 
@@ -357,11 +375,11 @@ def naive_kernels():
     return mapping.Kernels(one_by_one(naive_recurrent_gated_delta_rule), one_by_one(naive_recurrent_simple_gla))
 
 
-def compare_mapped(rule, given, state, kernels, tolerance=2e-5, cu_seqlens=None):
-    """Compare the mapping with our kernels."""
+def compare_mapped(rule, given, state, kernels, tolerance=ROUNDING_32, cu_seqlens=None, mapped_rule=None):
+    """Compare the mapping, of ``mapped_rule`` if it is given, with our kernels."""
 
     def mapped(*tensors):
-        return mapping.run(*tensors, cu_seqlens, rule, 64, kernels=kernels)
+        return mapping.run(*tensors, cu_seqlens, mapped_rule or rule, 64, kernels=kernels)
 
     def ours(q, k, v, gain, decay, state):
         return falcon(
@@ -403,6 +421,14 @@ def test_mapping_of_options(name, options):
     rule = Rule(name, **options)
     state = states(rule, [0, 6], torch.float32)
     compare_mapped(rule, inputs(rule, 2, 13, dtype=torch.float32), state, naive_kernels())
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_the_mapping_does_not_depend_on_the_name_of_a_rule(name):
+    pytest.importorskip("fla", reason=reasons.FLA)
+    rule = Rule(name)
+    given, state = inputs(rule, 2, 13, dtype=torch.float32), states(rule, [0, 6], torch.float32)
+    compare_mapped(rule, given, state, naive_kernels(), mapped_rule=renamed(rule))
 
 
 @pytest.mark.parametrize("name", ["retnet", "gated-deltanet"])

@@ -68,6 +68,11 @@ pub const DECAYS: [(&str, Decay); 4] = [
     ("gate", Decay::Gate),
     ("none", Decay::None),
 ];
+const OBJECTIVES: [(&str, Objective); 3] = [
+    ("inner-product", Objective::InnerProduct),
+    ("regression", Objective::Regression),
+    ("decayed-regression", Objective::DecayedRegression),
+];
 
 #[pymethods]
 impl PyRule {
@@ -217,6 +222,13 @@ impl PyRule {
     #[getter]
     fn per_column(&self) -> bool {
         self.rule.columns == Columns::Each
+    }
+
+    /// What a write descends: ``"inner-product"`` (it erases nothing), ``"regression"`` (it writes the error of the
+    /// memory's prediction) or ``"decayed-regression"`` (of the prediction of the memory that has already decayed).
+    #[getter]
+    fn objective(&self) -> &'static str {
+        word(self.rule.objective, &OBJECTIVES)
     }
 
     /// Whether a write first removes what the memory predicts for its key.

@@ -127,7 +127,7 @@ def coefficients(
         gamma = torch.where(gamma <= rule.gamma_floor, rule.gamma_floor, gamma)  # No gradient where the floor applies.
 
     gamma, write = torch.where(valid, gamma, 1), torch.where(valid, eta / pairs, 0)
-    erase = gamma * write if rule.name == "gated-deltanet" else write
+    erase = gamma * write if rule.objective == "decayed-regression" else write
     return Coefficients(gamma, write, erase if rule.erases else torch.zeros_like(write))
 
 

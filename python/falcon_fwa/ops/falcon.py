@@ -71,6 +71,7 @@ class _Facts(NamedTuple):
     gamma_floor: float | None
     normaliser_eps: float | None
     per_column: bool
+    objective: str
     erases: bool
     normalised: bool
 

@@ -4,7 +4,7 @@ Two recurrences of flash-linear-attention (https://github.com/fla-org/flash-line
 scale of 1 and ``g = log γ``::
 
     simple GLA          S ← γS + k vᵀ                           v := w v
-    gated delta rule    S ← γS + β k (v − γSᵀk)ᵀ                β := w, as it is, for Gated DeltaNet (e = γw)
+    gated delta rule    S ← γS + β k (v − γSᵀk)ᵀ                β := w, as it is, for a rule that erases e = γw
                                                                 β := w/γ, v := γv, for a rule that erases e = w
 
 The last line is ``S ← γS + (w/γ) x (γv − γSᵀx)ᵀ = γS + w x (v − Sᵀx)ᵀ``, which needs ``γ > 0``. Keys are those that the
@@ -64,7 +64,7 @@ def missing() -> str | None:
 
 def refusal(rule: Rule, dtype: torch.dtype | None = None, dim_k: int | None = None) -> str | None:
     """Why flash-linear-attention's kernels cannot run a rule, or ``None`` if they can."""
-    ridge, decayed = rule.decay in ("ridge", "scaled-ridge"), rule.name == "gated-deltanet"
+    ridge, decayed = rule.decay in ("ridge", "scaled-ridge"), rule.objective == "decayed-regression"
     floor = rule.gamma_floor
     if dtype == torch.float64:
         return "the kernels do not compute in float64"
@@ -179,7 +179,7 @@ def run(
     log_gate = None if rule.decay == "none" else coeffs.gamma.clamp(min=SMALLEST_GATE).log()
     if rule.erases:
         beta, values = coeffs.write, v
-        if rule.name != "gated-deltanet" and rule.decay != "none":
+        if rule.objective != "decayed-regression" and rule.decay != "none":
             beta, values = coeffs.write / coeffs.gamma, (coeffs.gamma.unsqueeze(-1) * v).to(v.dtype)
         log_gate = torch.zeros_like(beta) if log_gate is None else log_gate
         out, memory = kernels.gated_delta_rule(q=q, k=x, v=values, g=log_gate, beta=beta, **options)
