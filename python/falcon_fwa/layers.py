@@ -281,8 +281,15 @@ class FalconAttention(nn.Module):
 
     @property
     def backend(self) -> str:
-        """The backend on the layer's device: ``kernels`` on the CPU; always ``torch`` for softmax attention."""
-        return "torch" if self._rule is None else backend_of(self.o_proj.weight.device)
+        """The backend that runs the layer's rule where its parameters are; for softmax attention always ``torch``.
+
+        It depends on the device, the rule, the dtype of the parameters and the width of a key, as :func:`backend_of`
+        says.
+        """
+        if self._rule is None:
+            return "torch"
+        weight = self.o_proj.weight
+        return backend_of(weight.device, self._rule, weight.dtype, self.options.head_dim)
 
     def forward(
         self,

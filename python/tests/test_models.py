@@ -1,5 +1,7 @@
 """The layer and the models: packing, caches, padding, generation, files, gradients."""
 
+from types import SimpleNamespace
+
 import pytest
 import reasons
 
@@ -68,7 +70,24 @@ def test_the_backend_of_a_layer():
     assert layer("softmax", **options_of("softmax")).backend == "torch"
 
 
-transformers = pytest.importorskip("transformers")
+def test_the_backend_of_a_layer_on_a_gpu_depends_on_its_rule(monkeypatch):
+    """There is no GPU here, so the last matrix is replaced by one that says it is on a GPU."""
+    monkeypatch.setattr(mapping, "missing", lambda: None)
+
+    def backend(rule, dtype=torch.float32, **keys):
+        attention = layer(rule, **options_of(rule), **keys)
+        attention.o_proj = torch.nn.Module()
+        attention.o_proj.weight = SimpleNamespace(device=torch.device("cuda:0"), dtype=dtype)
+        return attention.backend
+
+    assert backend("falcon-1") == backend("gated-deltanet") == "triton"
+    # Flash-linear-attention's kernels have no gain for each column, no window, no float64 and no wide keys.
+    assert backend("falcon-2") == backend("falcon-3") == backend("falcon-1", read="before") == "torch"
+    assert backend("falcon-1", torch.float64) == backend("falcon-1", head_dim=257) == "torch"
+    assert backend("softmax") == "torch"
+
+
+transformers = pytest.importorskip("transformers", reason=reasons.TRANSFORMERS)
 
 from falcon_fwa.models import FalconFwaConfig, FalconFwaForCausalLM  # noqa: E402
 
