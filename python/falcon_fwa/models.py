@@ -173,7 +173,24 @@ class FalconFwaBlock(GradientCheckpointingLayer):
             self.attn_norm(hidden_states), attention_mask, past_key_values, use_cache, cu_seqlens=cu_seqlens
         )  # fmt: skip
         hidden_states = hidden_states + mixed
-        return hidden_states if self.mlp is None else hidden_states + self.mlp(self.mlp_norm(hidden_states))
+        if self.mlp is None or self.mlp_norm is None:
+            return hidden_states
+        return hidden_states + self.mlp(self.mlp_norm(hidden_states))
+
+
+def _check_finite(model: nn.Module, source: Any) -> None:
+    """Refuse parameters with numbers that are not finite, and name the first. Those without memory are not checked."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta or not parameter.is_floating_point():
+            continue
+        finite = parameter.detach().isfinite()
+        if not finite.all():
+            index = tuple((~finite).nonzero()[0].tolist())
+            raise ValueError(
+                f"{source}: tensor {name!r} holds {parameter[index].item()} at index {list(index)} in "
+                f"{parameter.dtype}; nothing can be computed from it: use a copy from before it was damaged, or a "
+                "wider dtype if the file is finite"
+            )
 
 
 class FalconFwaPreTrainedModel(PreTrainedModel):
@@ -185,6 +202,18 @@ class FalconFwaPreTrainedModel(PreTrainedModel):
     _no_split_modules = ("FalconFwaBlock",)
     _is_stateful = True
     _supports_cache_class = True
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
+        """Open a model, as every model of transformers; as the program ``falcon``, refuse weights that are not finite.
+
+        Raises:
+            ValueError: A weight is infinite or no number. The message names its tensor and its index.
+
+        """
+        opened = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
+        _check_finite(opened[0] if isinstance(opened, tuple) else opened, pretrained_model_name_or_path)
+        return opened
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -160,6 +160,32 @@ def test_a_saved_model_opens(tmp_path, tied):
     torch.testing.assert_close(opened(ids).logits, lm(ids).logits, atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_model_with_weights_that_are_not_finite_does_not_open(tmp_path, value):
+    lm = model("falcon-1")
+    with torch.no_grad():
+        lm.model.layers[1].attn.k_proj.weight[3, 5] = value
+    lm.save_pretrained(tmp_path)
+    for kind in (FalconFwaForCausalLM, transformers.AutoModelForCausalLM, transformers.AutoModel):
+        words = rf"layers\.1\.attn\.k_proj\.weight' holds {value} at index \[3, 5\]"
+        with pytest.raises(ValueError, match=words) as caught:
+            kind.from_pretrained(tmp_path)
+        assert str(caught.value).startswith(f"{tmp_path}: tensor ")
+    with pytest.raises(ValueError, match=r"at index \[3, 5\]"):
+        FalconFwaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+
+
+def test_weights_too_large_for_the_dtype_asked_for_are_refused(tmp_path):
+    lm = model("falcon-1")
+    with torch.no_grad():
+        lm.model.norm.weight[2] = 1e6
+    lm.save_pretrained(tmp_path)
+    opened, _ = FalconFwaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert opened.model.norm.weight[2] == 1e6
+    with pytest.raises(ValueError, match=r"'model.norm.weight' holds inf at index \[2\] in torch.float16"):
+        FalconFwaForCausalLM.from_pretrained(tmp_path, dtype=torch.float16)
+
+
 def test_gradient_checkpointing_does_not_change_gradients():
     lm, ids = model("falcon-1").train(), torch.randint(50, (2, 15))
     lm(ids, labels=ids).loss.backward()
