@@ -355,7 +355,8 @@ def run(
 
     Computes in float32, or in float64 if the inputs are. Values are not checked: a gain or gate out of its range is
     used as it is. Packed sequences are padded to the longest; its length must be read from the device, which is a graph
-    break in compiled code.
+    break in compiled code. It decides the number of chunks, so that no graph fits all lengths; a bound that is known
+    beforehand, the number of all tokens, would pad every sequence to it.
 
     Args:
         q: Queries ``[batch, time, key heads, dim_k]``.

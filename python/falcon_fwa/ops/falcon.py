@@ -241,7 +241,8 @@ def falcon(
         initial_state: The state to resume from; gradients flow through it. By default, sequences start afresh.
         output_final_state: Whether to return the state after the last token of each sequence.
         cu_seqlens: For sequences that are packed along time: the start of each, and the end of the last,
-            ``[sequences + 1]``. The batch must then be 1.
+            ``[sequences + 1]``. The batch must then be 1. With the backend ``torch``, the longest sequence decides the
+            shapes, so that compiled code has graph breaks here, and ``torch.compile(fullgraph=True)`` refuses it.
         chunk_size: Tokens per chunk of the chunked form. Results differ by rounding only.
         form: ``"chunked"``, ``"recurrent"`` (the definition, step by step) or ``"masked"`` (time and memory grow with
             the square of the length); the latter two need ``kernels``. Results differ by rounding only.
