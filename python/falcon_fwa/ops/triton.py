@@ -25,7 +25,7 @@ from torch import Tensor
 from .chunked import Coefficients, coefficients, heads_apart
 
 if TYPE_CHECKING:
-    from .._native import Rule
+    from .._shapes import Properties
     from .falcon import FalconState
 
 SMALLEST_GATE = 2.0**-40
@@ -62,7 +62,7 @@ def missing() -> str | None:
     return None
 
 
-def refusal(rule: Rule, dtype: torch.dtype | None = None, dim_k: int | None = None) -> str | None:
+def refusal(rule: Properties, dtype: torch.dtype | None = None, dim_k: int | None = None) -> str | None:
     """Why flash-linear-attention's kernels cannot run a rule, or ``None`` if they can."""
     ridge, decayed = rule.decay in ("ridge", "scaled-ridge"), rule.objective == "decayed-regression"
     floor = rule.gamma_floor
@@ -80,19 +80,19 @@ def refusal(rule: Rule, dtype: torch.dtype | None = None, dim_k: int | None = No
         return "without gamma_floor the decay factor may be negative, and the kernels take its logarithm"
     if rule.erases and not decayed and rule.decay == "gate":
         return "the kernels predict from the decayed memory, so the mapping would divide by the gate, which may be 0"
-    if rule.erases and not decayed and ridge and floor < SMALLEST_GATE:
+    if rule.erases and not decayed and ridge and floor is not None and floor < SMALLEST_GATE:
         return f"the mapping divides by the decay factor: gamma_floor must be at least 2⁻⁴⁰, got {floor}"
     if rule.erases and dim_k is not None and dim_k > MOST_KEYS:
         return f"the kernels of the delta rule take a dim_k of at most {MOST_KEYS}, got {dim_k}"
     return None
 
 
-def supported(rule: Rule) -> bool:
+def supported(rule: Properties) -> bool:
     """Whether flash-linear-attention's kernels can run a rule."""
     return refusal(rule) is None
 
 
-def _aligned(rule: Rule, k: Tensor, state: FalconState, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+def _aligned(rule: Properties, k: Tensor, state: FalconState, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     """The keys that the values are paired with, and whether each value has one, ``[batch, time]``."""
     tokens = torch.arange(k.shape[1], device=k.device)
     if rule.align == "same":
@@ -127,7 +127,7 @@ def run(
     decay: Tensor | None,
     state: FalconState,
     cu_seqlens: Tensor | None,
-    rule: Rule,
+    rule: Properties,
     chunk_size: int,
     kernels: Kernels | None = None,
 ) -> tuple[Tensor, FalconState]:
