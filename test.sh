@@ -27,6 +27,8 @@ python() {
         (cd "$tests" && ../../$env/bin/python -m pytest -c "$config" "$tests")
     fi
     $pip install --quiet -r python/requirements-torch.txt
+    # Only now: without PyTorch, mypy would not know the types of most of the package.
+    $env/bin/mypy --config-file python/pyproject.toml python/falcon_fwa
     (cd "$tests" && ../../$env/bin/python -m pytest -c "$config" "$tests")
 }
 

@@ -4,6 +4,8 @@ from typing import Any, final
 
 __version__: str
 RULES: list[str]
+GAINS: list[str]
+DECAYS: list[str]
 
 @final
 class Rule:
@@ -50,6 +52,8 @@ class Rule:
     @property
     def per_column(self) -> bool: ...
     @property
+    def objective(self) -> str: ...
+    @property
     def erases(self) -> bool: ...
     @property
     def normalised(self) -> bool: ...
@@ -59,11 +63,11 @@ def forward(
     rule: str,
     form: str,
     chunk_size: int,
-    inputs: tuple[Any, Any, Any, Any, Any],
+    inputs: tuple[Any, ...],
     cu_seqlens: Any,
-    state: tuple[Any, Any, Any, Any, Any],
+    state: tuple[Any, ...],
     out: Any,
-    final_state: tuple[Any, Any, Any, Any, Any],
+    final_state: tuple[Any, ...],
     saved: Any,
     threads: int,
 ) -> None: ...
@@ -71,21 +75,21 @@ def backward(
     rule: str,
     form: str,
     chunk_size: int,
-    inputs: tuple[Any, Any, Any, Any, Any],
+    inputs: tuple[Any, ...],
     cu_seqlens: Any,
-    state: tuple[Any, Any, Any, Any, Any],
+    state: tuple[Any, ...],
     saved: Any,
     grad_out: Any,
-    grad_final: tuple[Any, Any, Any, Any] | None,
-    grads: tuple[Any, Any, Any, Any, Any],
-    grad_state: tuple[Any, Any, Any, Any, Any],
+    grad_final: tuple[Any, ...] | None,
+    grads: tuple[Any, ...],
+    grad_state: tuple[Any, ...],
     threads: int,
 ) -> None: ...
 def step(
     rule: str,
-    inputs: tuple[Any, Any, Any, Any, Any],
-    state: tuple[Any, Any, Any, Any, Any],
+    inputs: tuple[Any, ...],
+    state: tuple[Any, ...],
     out: Any,
-    final_state: tuple[Any, Any, Any, Any, Any],
+    final_state: tuple[Any, ...],
 ) -> None: ...
 def panic(message: str) -> None: ...

@@ -3,11 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from ._native import Rule
+from ._native import DECAYS, GAINS, Rule
 
 Shape = Sequence[int]
+
+
+class Properties(Protocol):
+    """The properties of a rule: a :class:`Rule`, or the same as plain values. It is used by them, not by its name."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def align(self) -> str: ...
+    @property
+    def read(self) -> str: ...
+    @property
+    def gain(self) -> str: ...
+    @property
+    def decay(self) -> str: ...
+    @property
+    def detach(self) -> bool: ...
+    @property
+    def eps(self) -> float: ...
+    @property
+    def gamma_floor(self) -> float | None: ...
+    @property
+    def normaliser_eps(self) -> float | None: ...
+    @property
+    def per_column(self) -> bool: ...
+    @property
+    def objective(self) -> str: ...
+    @property
+    def erases(self) -> bool: ...
+    @property
+    def normalised(self) -> bool: ...
 
 
 class Sizes(NamedTuple):
@@ -43,6 +76,11 @@ def resolve_rule(
             raise TypeError("a Rule has its options already; give them to Rule(...), or name the rule by a string")
         resolved = rule
     else:
+        # A rule's own arguments for these are called `gain` and `decay`, which are other arguments here.
+        for option, given_kind, kinds in (("gain_kind", gain_kind, GAINS), ("decay_kind", decay_kind, DECAYS)):
+            if given_kind is not None and given_kind not in kinds:
+                words = ", ".join(f'"{kind}"' for kind in kinds)
+                raise ValueError(f'{option} must be one of {words}, got "{given_kind}"')
         resolved = Rule(
             rule,
             window=window,
@@ -69,7 +107,7 @@ def resolve_rule(
 
 
 def check_shapes(
-    rule: Rule,
+    rule: Properties,
     q: Shape,
     k: Shape,
     v: Shape,
@@ -116,7 +154,7 @@ def check_shapes(
     return Sizes(batch, time, heads, key_heads, dim_k, dim_v, sequences)
 
 
-def state_shapes(rule: Rule, sizes: Sizes) -> tuple[tuple[int, ...], ...]:
+def state_shapes(rule: Properties, sizes: Sizes) -> tuple[tuple[int, ...], ...]:
     """Shapes of the parts of a state: memory, last key, tail keys, tail values and counts."""
     columns = sizes.dim_v + int(rule.normalised)
     tail = rule.window - 1
@@ -129,7 +167,7 @@ def state_shapes(rule: Rule, sizes: Sizes) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def check_state(argument: str, rule: Rule, sizes: Sizes, shapes: Sequence[Shape]) -> None:
+def check_state(argument: str, rule: Properties, sizes: Sizes, shapes: Sequence[Shape]) -> None:
     """Check the shapes of the parts of a state that was passed as ``argument``.
 
     Raises:

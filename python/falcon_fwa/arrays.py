@@ -90,7 +90,7 @@ class _Call:
         """A state for the sequences of the call, whose arrays come from ``np.zeros`` or ``np.empty``."""
         *shapes, counts_shape = state_shapes(self.rule, self.sizes)
         arrays = (allocate(shape, dtype=self.dtype) for shape in shapes)
-        return State(*arrays, allocate(counts_shape, dtype=np.int64))
+        return State._make((*arrays, allocate(counts_shape, dtype=np.int64)))
 
     def _checked_state(self, state: State) -> State:
         """The initial state as contiguous arrays; an error names the part that does not fit."""
@@ -103,7 +103,7 @@ class _Call:
             if array.dtype != self.dtype:
                 raise TypeError(f"{name} must have the dtype of q, {self.dtype}, got {array.dtype}")
             arrays.append(array)
-        return State(*arrays, np.ascontiguousarray(counts, dtype=np.int64))
+        return State._make((*arrays, np.ascontiguousarray(counts, dtype=np.int64)))
 
     def forward(self, save: bool) -> tuple[np.ndarray, State, np.ndarray | None]:
         sizes, rule = self.sizes, self.rule
@@ -224,6 +224,6 @@ def vjp(
             call.rule.spec, call.form, call.chunk_size, call.inputs, call.offsets, call.state, saved, grad_out,
             grad_final, grads, grad_initial, call.threads,
         )  # fmt: skip
-        return Gradients(*grads, grad_initial)
+        return Gradients._make((*grads, grad_initial))
 
     return out, final, backward

@@ -104,7 +104,7 @@ _TRANSFORMERS: dict[str, Callable[..., Any] | None] = {
 
 _replaced: dict[int, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 """For each replaced function, by its ``id``: the function itself, and its replacement."""
-_undo: list[Callable[[], None]] = []
+_undo: list[Callable[[], object]] = []
 """Further steps of :func:`disable_fla`, which takes them in reverse order."""
 _report: FlaReport | None = None
 
@@ -144,7 +144,7 @@ def _fla_function(ours: Callable[..., Any], original: Callable[..., Any]) -> Cal
     return call
 
 
-def _transformers_function(ours: Callable[..., Any] | None, original: Callable[..., Any]) -> Callable[..., Any]:
+def _transformers_function(ours: Callable[..., Any] | None, original: Any) -> Callable[..., Any]:
     """A wrapper that calls our function on the CPU; without one, the plain PyTorch that ``original`` wraps."""
     names = frozenset(inspect.signature(ours or original).parameters)
     exporting = getattr(torch.compiler, "is_exporting", bool)
@@ -182,7 +182,7 @@ def _plan_model(module: ModuleType | None) -> None:
     """Plan to replace the functions of ``_TRANSFORMERS`` that the module of a model has."""
     ours = {id(replacement) for _, replacement in _replaced.values()}
     for name, function in _TRANSFORMERS.items():
-        original = vars(module).get(name) if module is not None else None
+        original: Any = vars(module).get(name) if module is not None else None
         # A function that chooses between kernels and plain PyTorch wraps the latter. Plain functions are not replaced.
         if hasattr(original, "__wrapped__") and id(original) not in _replaced and id(original) not in ours:
             _plan_replacement(original, _transformers_function(function, original))
@@ -196,7 +196,7 @@ def _enable_transformers() -> None:
     base = importlib.import_module("transformers.modeling_utils").PreTrainedModel
     original = vars(base)["__init_subclass__"]
 
-    def init_subclass(cls: type, **kwargs: Any) -> None:
+    def init_subclass(cls: type[Any], /, **kwargs: Any) -> None:
         original.__get__(None, cls)(**kwargs)
         before = len(_replaced)
         _plan_model(sys.modules.get(cls.__module__))

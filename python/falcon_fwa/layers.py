@@ -281,8 +281,15 @@ class FalconAttention(nn.Module):
 
     @property
     def backend(self) -> str:
-        """The backend on the layer's device: ``kernels`` on the CPU; always ``torch`` for softmax attention."""
-        return "torch" if self._rule is None else backend_of(self.o_proj.weight.device)
+        """The backend that runs the layer's rule where its parameters are; for softmax attention always ``torch``.
+
+        It depends on the device, the rule, the dtype of the parameters and the width of a key, as :func:`backend_of`
+        says.
+        """
+        if self._rule is None:
+            return "torch"
+        weight = self.o_proj.weight
+        return backend_of(weight.device, self._rule, weight.dtype, self.options.head_dim)
 
     def forward(
         self,
@@ -378,7 +385,7 @@ class FalconAttention(nn.Module):
             return functional.silu(x) if o.feature_map == "silu" else x
 
         q, k = norm(q), norm(k)
-        if positions is not None:
+        if positions is not None and o.rope_theta is not None:
             q, k = rotary(q, positions, o.rope_theta), rotary(k, positions, o.rope_theta)
         q, k = mapped(q), mapped(k)
         if o.scale_queries or o.softmax:
@@ -389,8 +396,13 @@ class FalconAttention(nn.Module):
 
     def gates(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """The gains and decays that the rule takes for the tokens ``x``, ``[batch, time, hidden_size]``."""
-        o, per_column = self.options, self._rule.per_column
-        decay = delta = gain = None
+        o, rule = self.options, self._rule
+        if rule is None:
+            raise ValueError("softmax attention has no gates")
+        per_column = rule.per_column
+        decay: Tensor | None = None
+        delta: Tensor | None = None
+        gain: Tensor | None = None
         if o.decay in ("lambda", "selective"):
             a = self.a_proj(x) + self.a_bias
             if o.decay == "lambda":
@@ -406,36 +418,36 @@ class FalconAttention(nn.Module):
             if o.gain == "eta":
                 unit = 1 / o.nominal_energy
                 gain = functional.softplus(z + _FULL_STEP) * unit
-                if self._rule.erases:
-                    bound = (
-                        _LARGEST_GAIN * unit / (1 + decay)
-                        if o.decay == "lambda"
-                        else z.new_tensor(_LARGEST_GAIN * unit)
-                    )
+                if rule.erases:
+                    bound = z.new_tensor(_LARGEST_GAIN * unit)
+                    if o.decay == "lambda" and decay is not None:
+                        bound = _LARGEST_GAIN * unit / (1 + decay)
                     gain = torch.minimum(gain, bound.unsqueeze(-1) if per_column and bound.ndim else bound)
             else:
                 gain = torch.sigmoid(z) * (_LARGEST_GAIN if o.gain == "beta" else 1.0)
         elif o.gain == "delta":
             gain = delta
-        if per_column and decay is not None and self._rule.decay == "gate":
+        if per_column and decay is not None and rule.decay == "gate":
             decay = decay.unsqueeze(-1).expand(*decay.shape, o.head_v_dim)
         return gain, decay
 
     def _scan(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, cache: Any, keep: bool, cu_seqlens: Tensor | None
     ) -> Tensor:
+        rule = self._rule
+        assert rule is not None, "softmax attention attends and does not scan"
         gain, decay = self.gates(x)
         past = _Past(cache, keep)
         state = past.state()
+        final: FalconState | None
         one = q.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled()
         if one and state is not None:
-            out, state = falcon_step(q, k, v, gain, decay, rule=self._rule, state=state)
+            out, final = falcon_step(q, k, v, gain, decay, rule=rule, state=state)
         else:
-            out, state = falcon(
-                q, k, v, gain, decay, rule=self._rule, initial_state=state, output_final_state=keep,
-                cu_seqlens=cu_seqlens
+            out, final = falcon(
+                q, k, v, gain, decay, rule=rule, initial_state=state, output_final_state=keep, cu_seqlens=cu_seqlens
             )  # fmt: skip
-        past.keep_state(state)
+        past.keep_state(final)
         return out
 
     def _attend(
@@ -513,7 +525,7 @@ class _Past:
             self.cache.update_conv_state(after.detach(), state_idx=index)
         return y
 
-    def _recurrent(self, index: int) -> Tensor | None:
+    def _recurrent(self, index: int) -> Any:
         return None if self.cache is None else self.cache.recurrent_states[index]
 
     def state(self) -> FalconState | None:
@@ -521,7 +533,7 @@ class _Past:
         return None if memory is None else FalconState(*(self._recurrent(index) for index in range(5)))
 
     def keep_state(self, state: FalconState | None) -> None:
-        if self.keep:
+        if self.keep and state is not None:
             for index, part in enumerate(state):
                 self.cache.update_recurrent_state(part.detach(), state_idx=index)
 

@@ -11,7 +11,7 @@ Importing this module registers them, so that ``AutoConfig`` and ``AutoModelForC
 from __future__ import annotations
 
 from dataclasses import asdict, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,7 @@ class FalconFwaCacheLayer(LinearAttentionAndFullAttentionLayer):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Give every sequence the state of sequence ``beam_idx``, for beam search."""
-        if self.is_initialized:
+        if self.keys is not None and self.values is not None:
             self.keys, self.values = self.keys.index_select(0, beam_idx), self.values.index_select(0, beam_idx)
         for states in (self.conv_states, self.recurrent_states):
             for index, state in states.items():
@@ -110,7 +110,7 @@ class FalconFwaConfig(PreTrainedConfig):
             given["lambda_init"] = tuple(given["lambda_init"])
         for name, value in asdict(MixerOptions(**given)).items():
             setattr(self, name, value)
-        super().__init__(tie_word_embeddings=tie_word_embeddings, **keys)
+        super().__init__(**{"tie_word_embeddings": tie_word_embeddings, **keys})
 
     @property
     def layer_types(self) -> list[str]:
@@ -154,11 +154,9 @@ class FalconFwaBlock(GradientCheckpointingLayer):
         self.attn_norm = RmsNorm(width, eps)
         options, layers = MixerOptions.of(config), config.num_hidden_layers
         self.attn = FalconAttention(width, options=options, layer_idx=layer_idx, num_layers=layers)
-        if config.intermediate_size > 0:
-            self.mlp_norm = RmsNorm(width, eps)
-            self.mlp = FalconFwaMlp(width, config.intermediate_size)
-        else:
-            self.mlp_norm = self.mlp = None
+        inner = config.intermediate_size
+        self.mlp_norm = RmsNorm(width, eps) if inner > 0 else None
+        self.mlp = FalconFwaMlp(width, inner) if inner > 0 else None
 
     def forward(
         self,
@@ -173,18 +171,50 @@ class FalconFwaBlock(GradientCheckpointingLayer):
             self.attn_norm(hidden_states), attention_mask, past_key_values, use_cache, cu_seqlens=cu_seqlens
         )  # fmt: skip
         hidden_states = hidden_states + mixed
-        return hidden_states if self.mlp is None else hidden_states + self.mlp(self.mlp_norm(hidden_states))
+        if self.mlp is None or self.mlp_norm is None:
+            return hidden_states
+        return hidden_states + self.mlp(self.mlp_norm(hidden_states))
+
+
+def _check_finite(model: nn.Module, source: Any) -> None:
+    """Refuse parameters with numbers that are not finite, and name the first. Those without memory are not checked."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta or not parameter.is_floating_point():
+            continue
+        finite = parameter.detach().isfinite()
+        if not finite.all():
+            index = tuple((~finite).nonzero()[0].tolist())
+            raise ValueError(
+                f"{source}: tensor {name!r} holds {parameter[index].item()} at index {list(index)} in "
+                f"{parameter.dtype}; nothing can be computed from it: use a copy from before it was damaged, or a "
+                "wider dtype if the file is finite"
+            )
 
 
 class FalconFwaPreTrainedModel(PreTrainedModel):
     """The base class of both models."""
 
+    if TYPE_CHECKING:
+        # Transformers reads annotations when the program runs, so this one is for type checkers only.
+        config: FalconFwaConfig
     config_class = FalconFwaConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ("FalconFwaBlock",)
+    _no_split_modules = ["FalconFwaBlock"]  # noqa: RUF012
     _is_stateful = True
     _supports_cache_class = True
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
+        """Open a model, as every model of transformers; as the program ``falcon``, refuse weights that are not finite.
+
+        Raises:
+            ValueError: A weight is infinite or no number. The message names its tensor and its index.
+
+        """
+        opened = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
+        _check_finite(opened[0] if isinstance(opened, tuple) else opened, pretrained_model_name_or_path)
+        return opened
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -210,17 +240,17 @@ class FalconFwaModel(FalconFwaPreTrainedModel):
 
     def __init__(self, config: FalconFwaConfig) -> None:
         super().__init__(config)
-        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embeddings: nn.Module = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(FalconFwaBlock(config, index) for index in range(config.num_hidden_layers))
         self.norm = RmsNorm(config.hidden_size, config.norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Embedding:
+    def get_input_embeddings(self) -> nn.Module:
         """The embedding."""
         return self.embeddings
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
+    def set_input_embeddings(self, value: nn.Module) -> None:
         """Replace the embedding."""
         self.embeddings = value
 
@@ -260,10 +290,10 @@ class FalconFwaModel(FalconFwaPreTrainedModel):
         for layer in self.layers:
             hidden_states.append(x)
             x = layer(x, mask, past_key_values, use_cache, cu_seqlens)
-        if use_cache:
-            for layer in past_key_values.layers:
-                if isinstance(layer, FalconFwaCacheLayer):
-                    layer.tokens += time
+        if use_cache and past_key_values is not None:
+            for cached in past_key_values.layers:
+                if isinstance(cached, FalconFwaCacheLayer):
+                    cached.tokens += time
         x = self.norm(x)
         hidden_states.append(x)
         if packing is not None:
@@ -290,10 +320,13 @@ class FalconFwaForCausalLM(FalconFwaPreTrainedModel, GenerationMixin):
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
+    ) -> Any:
         if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = FalconFwaCache(self.config)
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        # The type that transformers gives `self` in this method is one that no model has.
+        return super()._prepare_cache_for_generation(  # type: ignore[misc]
+            generation_config, model_kwargs, *args, **kwargs
+        )
 
     def get_output_embeddings(self) -> nn.Linear:
         """The output matrix."""

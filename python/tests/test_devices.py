@@ -9,14 +9,20 @@ import subprocess
 import sys
 
 import pytest
+import reasons
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason=reasons.TORCH)
 
 from falcon_fwa import RULES, Rule  # noqa: E402
-from falcon_fwa.ops import BACKENDS, FalconState, backend_of, falcon, falcon_step, fresh_state  # noqa: E402
+from falcon_fwa.ops import BACKENDS, FalconState, backend_of, chunked, falcon, falcon_step, fresh_state  # noqa: E402
 from falcon_fwa.ops import triton as mapping  # noqa: E402
+from falcon_fwa.ops.falcon import _Facts, _facts  # noqa: E402
 
 HEADS, KEY_HEADS, DIM_K, DIM_V = 4, 2, 5, 3
+ROUNDING = 1e-11
+"""Of float64 results and gradients that are computed in another order: the largest difference seen is 1.2e-13."""
+ROUNDING_32 = 2e-5
+"""Likewise in float32, in which the mapping computes: the largest difference seen is 1e-6."""
 MAPPED = ("falcon-1", "falcon-1a", "retnet", "mamba-2", "deltanet", "gated-deltanet", "linear-attention")
 
 
@@ -66,7 +72,7 @@ def results(run, given, state):
     return found
 
 
-def assert_close(got, expected, tolerance=1e-9):
+def assert_close(got, expected, tolerance=ROUNDING):
     assert got.keys() == expected.keys()
     for name, want in expected.items():
         have = got[name]
@@ -77,7 +83,7 @@ def assert_close(got, expected, tolerance=1e-9):
         assert error <= tolerance * (scale or 1.0), f"{name} is off by {error:.2e}, its largest number is {scale:.2e}"
 
 
-def compare(rule, given, state, tolerance=1e-9, **options):
+def compare(rule, given, state, tolerance=ROUNDING, **options):
     """Compare PyTorch with the recurrent form of the kernels, which is the definition; return the latter's results."""
 
     def runner(backend, form):
@@ -136,6 +142,22 @@ def test_options(name, options):
     compare(rule, inputs(rule, 3, 21), states(rule, [0, 2, 6]))
 
 
+def renamed(rule, name="a-new-rule"):
+    """The properties of a rule under a name that nothing knows, as a new rule made of the same options would have."""
+    return _Facts(*_facts(rule.spec))._replace(name=name)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_what_torch_computes_does_not_depend_on_the_name_of_a_rule(name):
+    rule = Rule(name)
+    given, state = inputs(rule, 3, 21), states(rule, [0, 2, 6])
+
+    def run(q, k, v, gain, decay, state):
+        return chunked.run(q, k, v, gain, decay, state, None, renamed(rule), 16)
+
+    assert_close(results(run, given, state), compare(rule, given, state))
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_packed_sequences(name):
     rule = Rule(name)
@@ -192,7 +214,7 @@ def test_continuation():
             part = [None if x is None else x[:, piece] for x in given]
             out, state = falcon(*part, rule=rule, initial_state=state, output_final_state=True, backend="torch")
             parts.append(out)
-        assert_close({"out": torch.cat(parts, 1), **state._asdict()}, {"out": whole, **end._asdict()}, 1e-12)
+        assert_close({"out": torch.cat(parts, 1), **state._asdict()}, {"out": whole, **end._asdict()})
 
 
 @pytest.mark.parametrize("name", ["falcon-1", "falcon-2", "falcon-3", "falcon-3a"])
@@ -202,7 +224,7 @@ def test_the_chunk_size_does_not_change_results(name):
     whole, _ = falcon(*given, rule=rule, backend="torch", chunk_size=64)
     for size in (1, 3, 37):
         out, _ = falcon(*given, rule=rule, backend="torch", chunk_size=size)
-        assert_close({"out": out}, {"out": whole}, 1e-11)
+        assert_close({"out": out}, {"out": whole})
     with pytest.raises(ValueError, match="chunk_size"):
         falcon(*given, rule=rule, backend="torch", chunk_size=0)
 
@@ -216,8 +238,10 @@ def test_float32_and_bfloat16(dtype):
             out, final = falcon(*given, rule=rule, output_final_state=True, backend="torch")
         expected, end = falcon(*given, rule=rule, output_final_state=True, backend="kernels")
         assert out.dtype == dtype and final.memory.dtype == torch.float32
-        torch.testing.assert_close(out, expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-4)
-        torch.testing.assert_close(final.memory, end.memory, rtol=1e-4, atol=1e-4)
+        # Both compute in float32, where they differ by 4e-7 at most. That may decide to which of two neighbours an
+        # output is rounded in bfloat16, which are 2⁻⁷ of their size apart.
+        torch.testing.assert_close(out, expected, rtol=2**-7 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+        torch.testing.assert_close(final.memory, end.memory, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["falcon-1", "falcon-2a", "falcon-3", "falcon-3a"])
@@ -232,7 +256,29 @@ def test_compiled_code_gives_the_same_results(name):
 
     # "aot_eager" traces the graph but generates no code, which would take longer.
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-    assert_close(results(compiled, given, state), results(run, given, state), 1e-11)
+    assert_close(results(compiled, given, state), results(run, given, state))
+
+
+@pytest.mark.parametrize("backend", ["kernels", "torch"])
+def test_compiled_code_takes_packed_sequences(backend):
+    """With ``torch`` in several graphs, because the longest sequence decides the shapes; the kernels are one graph."""
+    rule = Rule("falcon-1")
+    given, state = inputs(rule, 1, 12), states(rule, [0, 6])
+
+    def run(q, k, v, gain, decay, state, offsets):
+        return falcon(
+            q, k, v, gain, decay, rule="falcon-1", initial_state=state, output_final_state=True, cu_seqlens=offsets,
+            backend=backend, chunk_size=4,
+        )  # fmt: skip
+
+    compiled = torch.compile(run, fullgraph=backend == "kernels", backend="aot_eager")
+    for lengths in ([5, 7], [0, 12], [11, 1]):
+        offsets = torch.tensor([0, *lengths]).cumsum(0)
+        got, expected = (
+            results(lambda *args, call=call, offsets=offsets: call(*args, offsets), given, state)
+            for call in (compiled, run)
+        )
+        assert_close(got, expected)
 
 
 @pytest.mark.parametrize("backend", ["kernels", "torch"])
@@ -242,7 +288,7 @@ def test_a_step_matches_a_sequence_of_one_token(backend):
         given, state = inputs(rule, 3, 1), states(rule, [0, 2, 6])
         out, final = falcon_step(*given, state=state, rule=name, backend=backend)
         expected, end = falcon(*given, rule=rule, initial_state=state, output_final_state=True, backend="kernels")
-        assert_close({"out": out, **final._asdict()}, {"out": expected, **end._asdict()}, 1e-11)
+        assert_close({"out": out, **final._asdict()}, {"out": expected, **end._asdict()})
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -301,6 +347,7 @@ def test_a_backend_that_cannot_run_is_refused_with_the_reason():
 @pytest.mark.parametrize("name", RULES)
 def test_which_rules_can_be_mapped(name):
     assert mapping.supported(Rule(name)) == (name in MAPPED)
+    assert mapping.supported(renamed(Rule(name))) == (name in MAPPED)
     assert not mapping.supported(Rule(name, read="before"))
 
 
@@ -350,11 +397,11 @@ def naive_kernels():
     return mapping.Kernels(one_by_one(naive_recurrent_gated_delta_rule), one_by_one(naive_recurrent_simple_gla))
 
 
-def compare_mapped(rule, given, state, kernels, tolerance=2e-5, cu_seqlens=None):
-    """Compare the mapping with our kernels."""
+def compare_mapped(rule, given, state, kernels, tolerance=ROUNDING_32, cu_seqlens=None, mapped_rule=None):
+    """Compare the mapping, of ``mapped_rule`` if it is given, with our kernels."""
 
     def mapped(*tensors):
-        return mapping.run(*tensors, cu_seqlens, rule, 64, kernels=kernels)
+        return mapping.run(*tensors, cu_seqlens, mapped_rule or rule, 64, kernels=kernels)
 
     def ours(q, k, v, gain, decay, state):
         return falcon(
@@ -368,7 +415,7 @@ def compare_mapped(rule, given, state, kernels, tolerance=2e-5, cu_seqlens=None)
 @pytest.mark.parametrize("align", ["next", "same"])
 @pytest.mark.parametrize("name", MAPPED)
 def test_mapping_with_the_naive_functions(name, align):
-    pytest.importorskip("fla")
+    pytest.importorskip("fla", reason=reasons.FLA)
     rule = Rule(name, align=align)
     state = states(rule, [0, 2, 6], torch.float32)
     for time in (1, 13):
@@ -392,28 +439,36 @@ def test_mapping_with_the_naive_functions(name, align):
     ids=lambda value: str(value),
 )
 def test_mapping_of_options(name, options):
-    pytest.importorskip("fla")
+    pytest.importorskip("fla", reason=reasons.FLA)
     rule = Rule(name, **options)
     state = states(rule, [0, 6], torch.float32)
     compare_mapped(rule, inputs(rule, 2, 13, dtype=torch.float32), state, naive_kernels())
 
 
+@pytest.mark.parametrize("name", MAPPED)
+def test_the_mapping_does_not_depend_on_the_name_of_a_rule(name):
+    pytest.importorskip("fla", reason=reasons.FLA)
+    rule = Rule(name)
+    given, state = inputs(rule, 2, 13, dtype=torch.float32), states(rule, [0, 6], torch.float32)
+    compare_mapped(rule, given, state, naive_kernels(), mapped_rule=renamed(rule))
+
+
 @pytest.mark.parametrize("name", ["retnet", "gated-deltanet"])
 def test_mapping_of_gates_of_zero(name):
-    pytest.importorskip("fla")
+    pytest.importorskip("fla", reason=reasons.FLA)
     rule = Rule(name)
     given = inputs(rule, 2, 13, dtype=torch.float32)
     given[4][:, ::4] = 0
     state = states(rule, [0, 6], torch.float32)
     out, final = mapping.run(*given, state, None, rule, 64, kernels=naive_kernels())
     expected, end = falcon(*given, rule=rule, initial_state=state, output_final_state=True, backend="kernels")
-    assert_close({"out": out, "memory": final.memory}, {"out": expected, "memory": end.memory}, 1e-5)
+    assert_close({"out": out, "memory": final.memory}, {"out": expected, "memory": end.memory}, ROUNDING_32)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
 def test_mapping_with_triton_kernels_under_the_interpreter():
-    pytest.importorskip("fla")
-    pytest.importorskip("triton")
+    pytest.importorskip("fla", reason=reasons.FLA)
+    pytest.importorskip("triton", reason=reasons.TRITON)
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", __file__], env=environment, capture_output=True, text=True, timeout=300,
@@ -463,7 +518,7 @@ def interpreted():
                 *given, rule=rule, initial_state=state, output_final_state=True, cu_seqlens=cu_seqlens,
                 backend="kernels",
             )  # fmt: skip
-            assert_close({"out": out, **final._asdict()}, {"out": expected, **end._asdict()}, 2e-5)
+            assert_close({"out": out, **final._asdict()}, {"out": expected, **end._asdict()}, ROUNDING_32)
         print(name)
 
 

@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
+import reasons
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason=reasons.TORCH)
 
 from torch.nn import functional  # noqa: E402
 
@@ -25,7 +26,11 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def close(got, expected, name, tolerance=2e-5):
+ROUNDING = 2e-5
+"""Of float32 results and gradients that are computed in another order: the largest difference seen is 1.1e-6."""
+
+
+def close(got, expected, name, tolerance=ROUNDING):
     error = (got - expected).abs().max().item() / max(expected.abs().max().item(), 1e-6)
     assert error < tolerance, f"{name} is off by {error:.1e} of its largest number"
 
@@ -93,7 +98,7 @@ def reference(family, given, scale=None, norm=False, v_first=False, offsets=None
     return out, final.transpose(-1, -2) if v_first else final
 
 
-def compare(got, expected, given, tolerance=2e-5):
+def compare(got, expected, given, tolerance=ROUNDING):
     """Compare outputs, final states, and the gradients of a random weighted sum of both."""
     generator = torch.Generator().manual_seed(0)
     pairs = [(a, b) for a, b in zip(got, expected, strict=True) if b is not None]
@@ -142,7 +147,7 @@ def _cases():
 
 @pytest.mark.parametrize("family, function, case", list(_cases()))
 def test_functions_agree_with_references(family, function, case):
-    pytest.importorskip("fla")
+    pytest.importorskip("fla", reason=reasons.FLA)
     case = dict(case)
     offsets = case.get("offsets")
     packed = {"batch": 1, "sequences": 3} if offsets else {}
@@ -164,7 +169,7 @@ def test_functions_agree_with_references(family, function, case):
 @pytest.mark.parametrize("function", FUNCTIONS["linear_attn"])
 @pytest.mark.parametrize("initial", [False, True])
 def test_linear_attention_divides_by_the_total_weight(function, initial):
-    module = pytest.importorskip("fla.ops.linear_attn.naive")
+    module = pytest.importorskip("fla.ops.linear_attn.naive", reason=reasons.FLA)
     given = inputs()
     given = {name: given[name] for name in "qkv"}
     before = None
@@ -180,7 +185,7 @@ def test_linear_attention_divides_by_the_total_weight(function, initial):
 
 
 def test_gates_and_gains_are_made_from_raw_inputs():
-    module = pytest.importorskip("fla.ops.gated_delta_rule.naive")
+    module = pytest.importorskip("fla.ops.gated_delta_rule.naive", reason=reasons.FLA)
     given = inputs() | {"A_log": torch.rand(2).requires_grad_(), "dt_bias": torch.rand(2).requires_grad_()}
     raw = {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True}
     tokens = {name: given[name] for name in "qkv"}
@@ -202,6 +207,7 @@ def test_float64_is_not_rounded_to_float32():
         delta = (v[:, :, t] - torch.einsum("bhk,bhkv->bhv", k[:, :, t], memory)) * beta[:, :, t, None]
         memory = memory + k[:, :, t, :, None] * delta[:, :, None]
         outs.append(torch.einsum("bhk,bhkv->bhv", q[:, :, t] * 6**-0.5, memory))
+    # Rounding in float64: the largest difference seen is 1e-15. One rounding to float32 would be 6e-8.
     compare((out, state), (torch.stack(outs, 1), memory), given, 1e-12)
 
 
@@ -267,7 +273,7 @@ def packages():
         "transformers.modeling_utils",
         "transformers.models.qwen3_next.modeling_qwen3_next",
     ):
-        pytest.importorskip(name)
+        pytest.importorskip(name, reason=reasons.FLA if name == "fla" else reasons.TRANSFORMERS)
     for family in FUNCTIONS:
         importlib.import_module(f"fla.ops.{family}")
 
@@ -358,7 +364,7 @@ ENTRIES = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
 
 
 def model_and_tokens(kind):
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason=reasons.TRANSFORMERS)
     config, model = MODELS[kind]
     if not hasattr(transformers, model):
         pytest.skip(f"this transformers has no {model}")
@@ -397,15 +403,16 @@ def test_models_give_the_same_results(monkeypatch, calls, kind):
     finally:
         falcon_fwa.disable_fla()
     assert calls.count("gated-deltanet") == 3 * (1 + 12)  # three layers: a forward pass, then a prompt and 11 tokens
-    close(got[0], logits, "logits", 1e-4)
+    # Rounding in float32 through four layers: the largest differences seen are 4e-7 and 4e-6.
+    close(got[0], logits, "logits", 1e-5)
     assert got[1].keys() == grads.keys() and len(grads) > 20
     for name, grad in grads.items():
-        close(got[1][name], grad, name, 1e-3)
+        close(got[1][name], grad, name, 1e-4)
     assert torch.equal(got[2], greedy)
 
 
 def test_gated_delta_rule_matches_that_of_transformers():
-    module = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    module = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next", reason=reasons.TRANSFORMERS)
     plain = module.torch_chunk_gated_delta_rule.__wrapped__
     given = inputs(heads=4, initial=True)
     options = {"initial_state": given["initial_state"], "output_final_state": True, "use_qk_l2norm_in_kernel": True}
@@ -415,7 +422,7 @@ def test_gated_delta_rule_matches_that_of_transformers():
 
 def test_without_fla():
     """In another process, where fla cannot be imported, and a package for convolutions fails when it is called."""
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason=reasons.TRANSFORMERS)
     code = f"""
 import sys, types
 sys.path.insert(0, {str(importlib.import_module("pathlib").Path(__file__).parent)!r})

@@ -6,9 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import reasons
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch", reason=reasons.TORCH)
+transformers = pytest.importorskip("transformers", reason=reasons.TRANSFORMERS)
 
 PROGRAM = Path(os.environ.get("FALCON", Path(__file__).resolve().parents[2] / "target/release/falcon"))
 pytestmark = pytest.mark.skipif(
@@ -55,6 +56,7 @@ def test_a_trained_model_opens_in_python(preset, tmp_path):
         logits = model(ids, use_cache=False).logits.log_softmax(-1)
     nats = -logits[0, :-1].gather(1, ids[0, 1:, None]).sum().item()
     assert found["tokens"] == 200
+    # Both compute in float32, and add 200 tokens.
     assert nats == pytest.approx(found["nats"], rel=1e-5)
     # Saved by Python, the model still opens in the program.
     model.save_pretrained(tmp_path / "again")

@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+import reasons
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+pytest.importorskip("torch", reason=reasons.TORCH)
+pytest.importorskip("transformers", reason=reasons.TRANSFORMERS)
 
 ROOT = Path(__file__).resolve().parents[2]
 

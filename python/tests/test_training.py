@@ -4,9 +4,10 @@ import os
 import socket
 
 import pytest
+import reasons
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch", reason=reasons.TORCH)
+transformers = pytest.importorskip("transformers", reason=reasons.TRANSFORMERS)
 
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as processes  # noqa: E402
@@ -65,6 +66,7 @@ def _worker(rank, port, kind, expected):
         optimizer.zero_grad()
     for name, parameter in lm.named_parameters():
         whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        # Two halves of a batch are added in another order than the whole, in float32, at each of the steps.
         torch.testing.assert_close(
             whole.detach(), expected[name], atol=2e-5, rtol=2e-4, msg=lambda text, name=name: f"{name}: {text}"
         )
@@ -80,7 +82,7 @@ def test_two_processes_match_one_with_twice_the_batch(kind):
 
 
 def test_trainer_works_unmodified(tmp_path):
-    pytest.importorskip("accelerate")
+    pytest.importorskip("accelerate", reason=reasons.ACCELERATE)
     ids = torch.arange(12).repeat(8, 2)
     data = [{"input_ids": row, "labels": row} for row in ids]
     arguments = transformers.TrainingArguments(
@@ -90,6 +92,7 @@ def test_trainer_works_unmodified(tmp_path):
     trainer = transformers.Trainer(model=model(), args=arguments, train_dataset=data)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    # A model that does not learn stays at the first loss.
     assert losses[-1] < 0.3 * losses[0], f"the loss should fall to less than 0.3 of the first: {losses}"
     opened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "checkpoint-30")
     assert opened(ids[:1], labels=ids[:1]).loss.item() < losses[0]

@@ -26,6 +26,8 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("GAINS", rule::GAINS.map(|(word, _)| word).to_vec())?;
+        module.add("DECAYS", rule::DECAYS.map(|(word, _)| word).to_vec())?;
         module.add("RULES", falcon_kernels::Rule::ALL.map(|(name, _)| name).to_vec())
     }
 }

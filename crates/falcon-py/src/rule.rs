@@ -1,7 +1,7 @@
 //! Rules as Python objects.
 
-use falcon_kernels::rule::{Align, Columns, Decay, Gain, Read};
-use falcon_kernels::{Form, Rule};
+use falcon_kernels::rule::{Align, Columns, Decay, Gain, Objective, Read};
+use falcon_kernels::{Constant, Form, Rule, RuleError};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -39,6 +39,21 @@ fn choose<T: Copy>(name: &str, got: &str, choices: &[(&str, T)]) -> PyResult<T> 
     })
 }
 
+/// The `ValueError` for a rule that is not possible. Constants are called as the arguments of [`PyRule::new`] are.
+fn refused(error: &RuleError) -> PyErr {
+    PyValueError::new_err(match error {
+        RuleError::Constant { constant, value, below } => {
+            let argument = match constant {
+                Constant::Eps => "eps",
+                Constant::Clamp => "gamma_floor",
+                Constant::Normaliser => "normaliser_eps",
+            };
+            format!("{argument} must be in [0, {below}), got {value}")
+        }
+        other => other.to_string(),
+    })
+}
+
 /// The word that stands for a value.
 fn word<T: Copy + PartialEq>(value: T, choices: &[(&'static str, T)]) -> &'static str {
     choices.iter().find(|(_, choice)| *choice == value).map_or("other", |(word, _)| word)
@@ -46,12 +61,17 @@ fn word<T: Copy + PartialEq>(value: T, choices: &[(&'static str, T)]) -> &'stati
 
 const ALIGNS: [(&str, Align); 2] = [("next", Align::Next), ("same", Align::Same)];
 const READS: [(&str, Read); 2] = [("after", Read::After), ("before", Read::Before)];
-const GAINS: [(&str, Gain); 3] = [("beta", Gain::Beta), ("eta", Gain::Eta), ("unit", Gain::Unit)];
-const DECAYS: [(&str, Decay); 4] = [
+pub const GAINS: [(&str, Gain); 3] = [("beta", Gain::Beta), ("eta", Gain::Eta), ("unit", Gain::Unit)];
+pub const DECAYS: [(&str, Decay); 4] = [
     ("scaled-ridge", Decay::ScaledRidge { detach: false }),
     ("ridge", Decay::Ridge),
     ("gate", Decay::Gate),
     ("none", Decay::None),
+];
+const OBJECTIVES: [(&str, Objective); 3] = [
+    ("inner-product", Objective::InnerProduct),
+    ("regression", Objective::Regression),
+    ("decayed-regression", Objective::DecayedRegression),
 ];
 
 #[pymethods]
@@ -90,7 +110,7 @@ impl PyRule {
         match &mut rule.decay {
             Decay::ScaledRidge { detach: value } => *value = detach.unwrap_or(detached),
             _ if detach == Some(true) => {
-                return Err(PyValueError::new_err("detach=True needs decay=\"scaled-ridge\""));
+                return Err(PyValueError::new_err("detach=True needs a rule whose decay is \"scaled-ridge\""));
             }
             _ => {}
         }
@@ -107,7 +127,7 @@ impl PyRule {
             }
             (_, None) => {}
         }
-        rule.validate().map_err(|error| PyValueError::new_err(error.to_string()))?;
+        rule.validate().map_err(|error| refused(&error))?;
         Ok(Self { name: name.into(), rule })
     }
 
@@ -204,6 +224,13 @@ impl PyRule {
         self.rule.columns == Columns::Each
     }
 
+    /// What a write descends: ``"inner-product"`` (it erases nothing), ``"regression"`` (it writes the error of the
+    /// memory's prediction) or ``"decayed-regression"`` (of the prediction of the memory that has already decayed).
+    #[getter]
+    fn objective(&self) -> &'static str {
+        word(self.rule.objective, &OBJECTIVES)
+    }
+
     /// Whether a write first removes what the memory predicts for its key.
     #[getter]
     fn erases(&self) -> bool {
@@ -274,6 +301,6 @@ pub fn parse(spec: &str) -> PyResult<PyRule> {
     if let Decay::ScaledRidge { detach } = &mut rule.decay {
         *detach = detached;
     }
-    rule.validate().map_err(|error| PyValueError::new_err(error.to_string()))?;
+    rule.validate().map_err(|error| refused(&error))?;
     Ok(parsed)
 }

@@ -3,7 +3,6 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use falcon_kernels::rule::Decay;
 use falcon_kernels::{Call, Compiled, Decoder, Error, Form, GradsMut, Inputs, Real, Rule, Sizes, State, View};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -70,12 +69,12 @@ impl InputArrays {
     }
 
     fn call<F: Element + Real>(&self, rule: &Rule, form: Form) -> PyResult<Call<'_, F>> {
-        Call::new(rule, form, self.views()?).map_err(|error| self.refused(rule, &error))
+        Call::new(rule, form, self.views()?).map_err(|error| self.refused(&error))
     }
 
-    /// The `ValueError` for an error of the kernels, with indices `[batch, time, …]` instead of tokens. A decay that is
-    /// not a gate is called `ridge`, as in Python.
-    fn refused(&self, rule: &Rule, error: &Error) -> PyErr {
+    /// The `ValueError` for an error of the kernels, with indices `[batch, time, …]` instead of tokens. The decay is
+    /// called `ridge`, as is the argument of every function in Python, also for a rule whose decay is a gate.
+    fn refused(&self, error: &Error) -> PyErr {
         match error {
             Error::Range { tensor, index, value, meaning, low, high } => {
                 let time = self.q.shape()[1].max(1);
@@ -87,8 +86,7 @@ impl InputArrays {
                     rest
                 };
                 let index = [token / time, token % time].into_iter().chain(rest.iter().copied()).collect();
-                let ridge = *tensor == "decay" && !matches!(rule.decay, Decay::Gate);
-                let tensor = if ridge { "ridge" } else { tensor };
+                let tensor = if *tensor == "decay" { "ridge" } else { tensor };
                 let (value, low, high) = (*value, *low, *high);
                 refused(&Error::Range { tensor, index, value, meaning, low, high })
             }
@@ -257,7 +255,7 @@ fn run_forward<F: Element + Compiled>(
             on_threads(threads, || call.record_into(&mut state, out, saved))?
         }
     };
-    result.map_err(|error| arrays.refused(rule, &error))?;
+    result.map_err(|error| arrays.refused(&error))?;
     final_state.write(&state)
 }
 
@@ -382,6 +380,6 @@ fn run_step<F: Element + Compiled>(
     let inputs = arrays.views::<F>()?;
     let sizes = arrays.call::<F>(rule, Form::Recurrent)?.sizes();
     let mut decoder = Decoder::new(rule, state.read(rule, &sizes)?).map_err(|error| refused(&error))?;
-    decoder.step(&inputs, out.slice_mut()?).map_err(|error| arrays.refused(rule, &error))?;
+    decoder.step(&inputs, out.slice_mut()?).map_err(|error| arrays.refused(&error))?;
     final_state.write(decoder.state())
 }

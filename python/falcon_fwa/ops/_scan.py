@@ -17,7 +17,8 @@ from .. import _native
 from .._native import Rule
 from .._shapes import Sizes, saved_numbers, state_shapes
 
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+Inputs = tuple[Tensor | None, ...]
+Parts = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -54,10 +55,11 @@ def _state(state: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
     return (*(part.detach().to(dtype).contiguous() for part in parts), counts.detach().contiguous())
 
 
-def _empty_state(rule: Rule, sizes: Sizes, like: Tensor) -> tuple[Tensor, ...]:
+def _empty_state(rule: Rule, sizes: Sizes, like: Tensor) -> Parts:
     *shapes, counts_shape = state_shapes(rule, sizes)
     dtype = working_dtype(like.dtype)
-    return (*(like.new_empty(shape, dtype=dtype) for shape in shapes), like.new_empty(counts_shape, dtype=torch.int64))
+    memory, last_key, tail_key, tail_value = (like.new_empty(shape, dtype=dtype) for shape in shapes)
+    return memory, last_key, tail_key, tail_value, like.new_empty(counts_shape, dtype=torch.int64)
 
 
 @torch.library.custom_op("falcon_fwa::scan", mutates_args=(), device_types="cpu")

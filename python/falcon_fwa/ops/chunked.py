@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from .._native import Rule
+    from .._shapes import Properties
     from .falcon import FalconState
 
 _COLUMN_CHUNK = 16
@@ -66,7 +66,7 @@ def heads_apart(x: Tensor | None, per_column: bool) -> Tensor | None:
     return x.permute(0, 2, 3, 1) if per_column else x.transpose(1, 2).unsqueeze(2)
 
 
-def energies(rule: Rule, x: Tensor, pairs: Tensor) -> Tensor:
+def energies(rule: Properties, x: Tensor, pairs: Tensor) -> Tensor:
     """Return the energy ``E`` of every step ``[sequences, key heads, time]``.
 
     It is ``Σ ‖x_j‖² / B`` over the window, and for rules that erase the curvature ``λ_max(Σ x_j x_jᵀ) / B``. The
@@ -87,8 +87,14 @@ def energies(rule: Rule, x: Tensor, pairs: Tensor) -> Tensor:
     return total / pairs.unsqueeze(1)
 
 
+def _given(name: str, part: Tensor | None) -> Tensor:
+    if part is None:
+        raise ValueError(f"{name}: the rule needs one, got None")
+    return part
+
+
 def coefficients(
-    rule: Rule, energy: Tensor | None, gain: Tensor | None, decay: Tensor | None, pairs: Tensor, valid: Tensor
+    rule: Properties, energy: Tensor | None, gain: Tensor | None, decay: Tensor | None, pairs: Tensor, valid: Tensor
 ) -> Coefficients:
     """Compute decay factors and gains; all are ``[sequences, heads, groups, time]``, or broadcast to it.
 
@@ -103,12 +109,13 @@ def coefficients(
     energy = torch.zeros_like(pairs) if energy is None else energy.clamp(max=huge)
     ridge = torch.zeros_like(energy)
     if rule.decay == "ridge":
-        ridge = decay
+        ridge = _given("ridge", decay)
     elif rule.decay == "scaled-ridge":
-        ridge = decay * (energy.detach() if rule.detach else energy)
+        ridge = _given("ridge", decay) * (energy.detach() if rule.detach else energy)
     ridge = ridge.clamp(max=huge)
 
     if rule.gain == "beta":
+        gain = _given("gain", gain)
         denominator = energy + ridge + eps
         # A denominator of 0 means that there is nothing to write; one too small to divide by is as good as 0.
         vanishes = denominator < torch.finfo(denominator.dtype).tiny
@@ -120,14 +127,14 @@ def coefficients(
         eta = torch.ones_like(pairs) if gain is None else gain
         gamma = 1 - eta * ridge
     if rule.decay == "gate":
-        gamma = decay
+        gamma = _given("ridge", decay)
     elif rule.decay == "none":
         gamma = torch.ones_like(eta)
     elif rule.gamma_floor is not None:
         gamma = torch.where(gamma <= rule.gamma_floor, rule.gamma_floor, gamma)  # No gradient where the floor applies.
 
     gamma, write = torch.where(valid, gamma, 1), torch.where(valid, eta / pairs, 0)
-    erase = gamma * write if rule.name == "gated-deltanet" else write
+    erase = gamma * write if rule.objective == "decayed-regression" else write
     return Coefficients(gamma, write, erase if rule.erases else torch.zeros_like(write))
 
 
@@ -170,7 +177,7 @@ def _rows_at(rows: Tensor, index: Tensor) -> Tensor:
     return torch.where((index >= 0).view(shape), taken, 0)
 
 
-def _pairs(rule: Rule, k: Tensor, v: Tensor, state: FalconState, lengths: Tensor | None) -> Pairs:
+def _pairs(rule: Properties, k: Tensor, v: Tensor, state: FalconState, lengths: Tensor | None) -> Pairs:
     """Pair every value with its key, and put the pairs of the tail first."""
     tokens = torch.arange(k.shape[1], device=k.device).unsqueeze(0)
     started, held = (state.counts[:, :1] > 0), state.counts[:, 1:]
@@ -192,7 +199,7 @@ def _pairs(rule: Rule, k: Tensor, v: Tensor, state: FalconState, lengths: Tensor
     return Pairs(torch.where(mask, k, 0), torch.where(mask, v, 0), valid)
 
 
-def _advanced(rule: Rule, k: Tensor, pairs: Pairs, state: FalconState, lengths: Tensor | None) -> FalconState:
+def _advanced(rule: Properties, k: Tensor, pairs: Pairs, state: FalconState, lengths: Tensor | None) -> FalconState:
     """The state with the last key and the tail at the end of the sequences, and the memory as before."""
     if lengths is None:
         lengths = torch.full_like(state.counts[:, 0], k.shape[1])
@@ -218,7 +225,7 @@ def _in_chunks(x: Tensor, size: int) -> Tensor:
 
 
 def _scan(
-    rule: Rule, q: Tensor, x: Tensor, v: Tensor, coeffs: Coefficients, memory: Tensor, size: int
+    rule: Properties, q: Tensor, x: Tensor, v: Tensor, coeffs: Coefficients, memory: Tensor, size: int
 ) -> tuple[Tensor, Tensor]:
     """Return outputs and the final memory; the names of axes are those of the einsums.
 
@@ -293,7 +300,7 @@ def _run(
     decay: Tensor | None,
     state: FalconState,
     lengths: Tensor | None,
-    rule: Rule,
+    rule: Properties,
     chunk_size: int,
 ) -> tuple[Tensor, FalconState]:
     """Run a rule over a batch in its working dtype; with ``lengths``, only so many tokens of each sequence count."""
@@ -337,7 +344,8 @@ def _run(
     # [n, h, columns, time, 1] or [n, h, 1, time, columns], and the memories likewise.
     out, memory = (part.squeeze(-1).transpose(-1, -2) if rule.per_column else part.squeeze(2) for part in (out, memory))
     out = out[:, :, :time].transpose(1, 2)
-    return normalise(out, rule.normaliser_eps) if rule.normalised else out, final._replace(memory=memory)
+    out = out if rule.normaliser_eps is None else normalise(out, rule.normaliser_eps)
+    return out, final._replace(memory=memory)
 
 
 def run(
@@ -348,14 +356,15 @@ def run(
     decay: Tensor | None,
     state: FalconState,
     cu_seqlens: Tensor | None,
-    rule: Rule,
+    rule: Properties,
     chunk_size: int,
 ) -> tuple[Tensor, FalconState]:
     """Run a rule over sequences; arguments as in :func:`falcon_fwa.ops.falcon`, which checks them.
 
     Computes in float32, or in float64 if the inputs are. Values are not checked: a gain or gate out of its range is
     used as it is. Packed sequences are padded to the longest; its length must be read from the device, which is a graph
-    break in compiled code.
+    break in compiled code. It decides the number of chunks, so that no graph fits all lengths; a bound that is known
+    beforehand, the number of all tokens, would pad every sequence to it.
 
     Args:
         q: Queries ``[batch, time, key heads, dim_k]``.
@@ -378,7 +387,9 @@ def run(
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    inputs = [None if part is None else part.to(dtype) for part in (q, k, v, gain, decay)]
+    outputs_dtype = v.dtype
+    q, k, v = (part.to(dtype) for part in (q, k, v))
+    gain, decay = (None if part is None else part.to(dtype) for part in (gain, decay))
     state = state._replace(
         memory=state.memory.to(dtype),
         last_key=state.last_key.to(dtype),
@@ -390,20 +401,21 @@ def run(
     exactly = torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
     if cu_seqlens is None:
         if q.shape[0] * q.shape[1] == 0:
-            return torch.zeros_like(v), state
+            return torch.zeros_like(v, dtype=outputs_dtype), state
         with exactly:
-            out, final = _run(*inputs, state, None, rule, chunk_size)
-        return out.to(v.dtype), final
+            out, final = _run(q, k, v, gain, decay, state, None, rule, chunk_size)
+        return out.to(outputs_dtype), final
     offsets = cu_seqlens.tolist()
     counts = [end - start for start, end in pairwise(offsets)]
     if offsets[0] != 0 or offsets[-1] != q.shape[1] or min(counts, default=0) < 0:
         raise ValueError(f"cu_seqlens must rise from 0 to the time, {q.shape[1]}, got {offsets}")
     if q.shape[1] == 0:
-        return torch.zeros_like(v), state
+        return torch.zeros_like(v, dtype=outputs_dtype), state
     starts = cu_seqlens[:-1].to(device=q.device, dtype=torch.int64)
     lengths = cu_seqlens[1:].to(starts) - starts
     with exactly:
-        apart = [None if part is None else _padded(part, starts, lengths, max(counts)) for part in inputs]
-        out, final = _run(*apart, state, lengths, rule, chunk_size)
+        q, k, v = (_padded(part, starts, lengths, max(counts)) for part in (q, k, v))
+        gain, decay = (None if part is None else _padded(part, starts, lengths, max(counts)) for part in (gain, decay))
+        out, final = _run(q, k, v, gain, decay, state, lengths, rule, chunk_size)
     tokens = torch.arange(max(counts), device=q.device).unsqueeze(0) < lengths.unsqueeze(1)
-    return out[tokens].unsqueeze(0).to(v.dtype), final
+    return out[tokens].unsqueeze(0).to(outputs_dtype), final

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._native import Rule
-from .._shapes import check_shapes, check_state, resolve_rule, state_shapes
+from .._shapes import Properties, check_shapes, check_state, resolve_rule, state_shapes
 from . import _scan, chunked, triton
 
 BACKENDS = ("kernels", "triton", "torch")
@@ -33,7 +33,7 @@ class FalconState(NamedTuple):
 
 
 @torch.compiler.assume_constant_result
-def _resolve(name: str, *options: object) -> str:
+def _resolve(name: str, *options: Any) -> str:
     """The rule of a call as its ``spec``, a string, which operators can take; a constant in compiled code."""
     keys = (
         "has_gain",
@@ -52,7 +52,7 @@ def _resolve(name: str, *options: object) -> str:
 
 
 @torch.compiler.assume_constant_result
-def _facts(spec: str) -> tuple[object, ...]:
+def _facts(spec: str) -> tuple[Any, ...]:
     rule = Rule.parse(spec)
     return tuple(getattr(rule, field) for field in _Facts._fields)
 
@@ -71,13 +71,14 @@ class _Facts(NamedTuple):
     gamma_floor: float | None
     normaliser_eps: float | None
     per_column: bool
+    objective: str
     erases: bool
     normalised: bool
 
 
 @torch.compiler.assume_constant_result
 def _triton_refusal(
-    kind: str, rule: tuple[object, ...] | None, dtype: torch.dtype | None, dim_k: int | None
+    kind: str, rule: tuple[Any, ...] | None, dtype: torch.dtype | None, dim_k: int | None
 ) -> str | None:
     """Why the Triton kernels cannot run a rule, or, without one, any rule; ``None`` if they can."""
     if kind != "cuda":
@@ -129,7 +130,7 @@ def backend_of(
     return _choose("auto", torch.device(device), None if rule is None else _Facts(*_facts(rule.spec)), dtype, dim_k)
 
 
-def _check(tensors: dict[str, Tensor | None]) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, gain: Tensor | None, ridge: Tensor | None) -> None:
     """Check types and devices.
 
     Raises:
@@ -137,7 +138,7 @@ def _check(tensors: dict[str, Tensor | None]) -> None:
         ValueError: A tensor is not on the device of the queries.
 
     """
-    q = tensors["q"]
+    tensors = {"q": q, "k": k, "v": v, "gain": gain, "ridge": ridge}
     for name, tensor in tensors.items():
         if tensor is None and name in ("gain", "ridge"):
             continue
@@ -162,7 +163,7 @@ def _check_offsets(cu_seqlens: Tensor | None) -> None:
         raise TypeError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}")
 
 
-def fresh_state(rule: str | Rule, q: Tensor, v: Tensor, sequences: int | None = None, **options: object) -> FalconState:
+def fresh_state(rule: str | Rule, q: Tensor, v: Tensor, sequences: int | None = None, **options: Any) -> FalconState:
     """The state before any token, for inputs shaped as ``q`` and ``v``.
 
     Args:
@@ -177,12 +178,13 @@ def fresh_state(rule: str | Rule, q: Tensor, v: Tensor, sequences: int | None = 
     return _fresh(_Facts(*_facts(rule.spec)), q, v, sequences)
 
 
-def _fresh(rule: _Facts | Rule, q: Tensor, v: Tensor, sequences: int | None) -> FalconState:
+def _fresh(rule: Properties, q: Tensor, v: Tensor, sequences: int | None) -> FalconState:
     sizes = check_shapes(rule, q.shape, q.shape, v.shape, None, None, None)
     sizes = sizes._replace(sequences=sizes.batch if sequences is None else sequences)
     *shapes, counts = state_shapes(rule, sizes)
     dtype = _scan.working_dtype(q.dtype)
-    return FalconState(*(q.new_zeros(shape, dtype=dtype) for shape in shapes), q.new_zeros(counts, dtype=torch.int64))
+    memory, last_key, tail_key, tail_value = (q.new_zeros(shape, dtype=dtype) for shape in shapes)
+    return FalconState(memory, last_key, tail_key, tail_value, q.new_zeros(counts, dtype=torch.int64))
 
 
 def falcon(
@@ -240,7 +242,8 @@ def falcon(
         initial_state: The state to resume from; gradients flow through it. By default, sequences start afresh.
         output_final_state: Whether to return the state after the last token of each sequence.
         cu_seqlens: For sequences that are packed along time: the start of each, and the end of the last,
-            ``[sequences + 1]``. The batch must then be 1.
+            ``[sequences + 1]``. The batch must then be 1. With the backend ``torch``, the longest sequence decides the
+            shapes, so that compiled code has graph breaks here, and ``torch.compile(fullgraph=True)`` refuses it.
         chunk_size: Tokens per chunk of the chunked form. Results differ by rounding only.
         form: ``"chunked"``, ``"recurrent"`` (the definition, step by step) or ``"masked"`` (time and memory grow with
             the square of the length); the latter two need ``kernels``. Results differ by rounding only.
@@ -256,7 +259,7 @@ def falcon(
         TypeError: An argument is no tensor, or has a dtype that is not supported.
 
     """
-    _check({"q": q, "k": k, "v": v, "gain": gain, "ridge": ridge})
+    _check(q, k, v, gain, ridge)
     _check_offsets(cu_seqlens)
     name = rule.spec if isinstance(rule, Rule) else rule
     options = (window, align, read, gain_kind, decay_kind, detach, eps, gamma_floor)
@@ -323,13 +326,13 @@ def falcon_step(
         The outputs ``[batch, 1, heads, dim_v]`` and the state after this token.
 
     """
-    _check({"q": q, "k": k, "v": v, "gain": gain, "ridge": ridge})
+    _check(q, k, v, gain, ridge)
     name = rule.spec if isinstance(rule, Rule) else rule
     options = (window, align, read, gain_kind, decay_kind, None, eps, gamma_floor)
     spec = _resolve(name, gain is not None, ridge is not None, *options)
     facts = _Facts(*_facts(spec))
-    shapes = [None if x is None else x.shape for x in (gain, ridge)]
-    sizes = check_shapes(facts, q.shape, k.shape, v.shape, *shapes, None)
+    shapes = [None if x is None else x.shape for x in (gain, ridge, None)]
+    sizes = check_shapes(facts, q.shape, k.shape, v.shape, *shapes)
     if sizes.time != 1:
         raise ValueError(f"falcon_step takes one token, got a time of {sizes.time}; falcon takes more")
     check_state("state", facts, sizes, [part.shape for part in state])

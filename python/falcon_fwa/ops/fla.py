@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .falcon import falcon, falcon_step, fresh_state
+from .falcon import FalconState, falcon, falcon_step, fresh_state
 
 _NORM_EPS = 1e-6
 
@@ -79,19 +79,24 @@ def _run(
             raise ValueError(f"initial_state must have one state for each of {wanted} sequences, got {got}")
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     dtype, wide = v.dtype, _wide(q, k, v)
-    q, k, v, gain, log_gate = (None if x is None else x.to(wide) for x in (q, k, v, gain, log_gate))
-    gate = None if log_gate is None else log_gate.exp()
+    q, k, v = (x.to(wide) for x in (q, k, v))
+    gain = None if gain is None else gain.to(wide)
+    gate = None if log_gate is None else log_gate.to(wide).exp()
     state = None
-    if initial_state is not None:
-        memory = _memory(initial_state, state_v_first).to(wide)
+    memory = _memory(initial_state, state_v_first)
+    if memory is not None:
+        memory = memory.to(wide)
         state = fresh_state(rule, k, v, memory.shape[0])._replace(memory=memory)
     inputs = (q * scale, k, v, gain, gate)
+    final: FalconState | None
     if q.shape[1] == 1 and cu_seqlens is None and state is not None and not torch.is_grad_enabled():
         out, final = falcon_step(*inputs, state=state, rule=rule)
         final = final if output_final_state else None
     else:
-        options = {"output_final_state": output_final_state, "cu_seqlens": cu_seqlens, "chunk_size": chunk_size or 64}
-        out, final = falcon(*inputs, rule=rule, initial_state=state, **options)
+        out, final = falcon(
+            *inputs, rule=rule, initial_state=state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
+            chunk_size=chunk_size or 64,
+        )  # fmt: skip
     return out.to(dtype), None if final is None else _memory(final.memory, state_v_first)
 
 
@@ -238,6 +243,7 @@ def fused_recurrent_delta_rule(
         if use_qk_l2norm_in_kernel:
             q, k = _l2norm(q), _l2norm(k)
         return _delta_rule_per_column(q, k, v, beta, scale, initial_state, output_final_state, cu_seqlens)
+    beta = v.new_ones(v.shape[:3]) if beta is None else beta
     return chunk_delta_rule(
         q, k, v, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
     )  # fmt: skip
@@ -254,7 +260,7 @@ def _delta_rule_per_column(
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Falcon-2 without a ridge is the delta rule with a gain for each column of the value."""
-    options = {"rule": "falcon-2", "align": "same", "gain_kind": "eta"}
+    options: dict[str, Any] = {"rule": "falcon-2", "align": "same", "gain_kind": "eta"}
     dtype, wide = v.dtype, _wide(q, k, v)
     q, k, v, beta = (x.to(wide) for x in (q, k, v, beta))
     state = None
@@ -390,6 +396,7 @@ def _linear_attn(
         q, k, torch.cat([v, ones], -1), None, None, scale, memory, True, cu_seqlens=cu_seqlens
     )  # fmt: skip
     weight = out[..., -1:]
+    assert final is not None, "the state was asked for"
     kept = final[..., :-1] if output_final_state else None
     return out[..., :-1] / (weight + 1e-10), (kept, final[..., -1].unsqueeze(1))
 

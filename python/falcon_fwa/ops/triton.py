@@ -4,7 +4,7 @@ Two recurrences of flash-linear-attention (https://github.com/fla-org/flash-line
 scale of 1 and ``g = log γ``::
 
     simple GLA          S ← γS + k vᵀ                           v := w v
-    gated delta rule    S ← γS + β k (v − γSᵀk)ᵀ                β := w, as it is, for Gated DeltaNet (e = γw)
+    gated delta rule    S ← γS + β k (v − γSᵀk)ᵀ                β := w, as it is, for a rule that erases e = γw
                                                                 β := w/γ, v := γv, for a rule that erases e = w
 
 The last line is ``S ← γS + (w/γ) x (γv − γSᵀx)ᵀ = γS + w x (v − Sᵀx)ᵀ``, which needs ``γ > 0``. Keys are those that the
@@ -25,7 +25,7 @@ from torch import Tensor
 from .chunked import Coefficients, coefficients, heads_apart
 
 if TYPE_CHECKING:
-    from .._native import Rule
+    from .._shapes import Properties
     from .falcon import FalconState
 
 SMALLEST_GATE = 2.0**-40
@@ -62,9 +62,9 @@ def missing() -> str | None:
     return None
 
 
-def refusal(rule: Rule, dtype: torch.dtype | None = None, dim_k: int | None = None) -> str | None:
+def refusal(rule: Properties, dtype: torch.dtype | None = None, dim_k: int | None = None) -> str | None:
     """Why flash-linear-attention's kernels cannot run a rule, or ``None`` if they can."""
-    ridge, decayed = rule.decay in ("ridge", "scaled-ridge"), rule.name == "gated-deltanet"
+    ridge, decayed = rule.decay in ("ridge", "scaled-ridge"), rule.objective == "decayed-regression"
     floor = rule.gamma_floor
     if dtype == torch.float64:
         return "the kernels do not compute in float64"
@@ -80,19 +80,19 @@ def refusal(rule: Rule, dtype: torch.dtype | None = None, dim_k: int | None = No
         return "without gamma_floor the decay factor may be negative, and the kernels take its logarithm"
     if rule.erases and not decayed and rule.decay == "gate":
         return "the kernels predict from the decayed memory, so the mapping would divide by the gate, which may be 0"
-    if rule.erases and not decayed and ridge and floor < SMALLEST_GATE:
+    if rule.erases and not decayed and ridge and floor is not None and floor < SMALLEST_GATE:
         return f"the mapping divides by the decay factor: gamma_floor must be at least 2⁻⁴⁰, got {floor}"
     if rule.erases and dim_k is not None and dim_k > MOST_KEYS:
         return f"the kernels of the delta rule take a dim_k of at most {MOST_KEYS}, got {dim_k}"
     return None
 
 
-def supported(rule: Rule) -> bool:
+def supported(rule: Properties) -> bool:
     """Whether flash-linear-attention's kernels can run a rule."""
     return refusal(rule) is None
 
 
-def _aligned(rule: Rule, k: Tensor, state: FalconState, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+def _aligned(rule: Properties, k: Tensor, state: FalconState, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     """The keys that the values are paired with, and whether each value has one, ``[batch, time]``."""
     tokens = torch.arange(k.shape[1], device=k.device)
     if rule.align == "same":
@@ -127,7 +127,7 @@ def run(
     decay: Tensor | None,
     state: FalconState,
     cu_seqlens: Tensor | None,
-    rule: Rule,
+    rule: Properties,
     chunk_size: int,
     kernels: Kernels | None = None,
 ) -> tuple[Tensor, FalconState]:
@@ -179,7 +179,7 @@ def run(
     log_gate = None if rule.decay == "none" else coeffs.gamma.clamp(min=SMALLEST_GATE).log()
     if rule.erases:
         beta, values = coeffs.write, v
-        if rule.name != "gated-deltanet" and rule.decay != "none":
+        if rule.objective != "decayed-regression" and rule.decay != "none":
             beta, values = coeffs.write / coeffs.gamma, (coeffs.gamma.unsqueeze(-1) * v).to(v.dtype)
         log_gate = torch.zeros_like(beta) if log_gate is None else log_gate
         out, memory = kernels.gated_delta_rule(q=q, k=x, v=values, g=log_gate, beta=beta, **options)
