@@ -93,7 +93,7 @@ pub(crate) fn backward<F: Real>(
         .zip(saved.chunks(sizes.group()))
         .zip(incoming.memory.chunks_exact_mut(sizes.group() * size))
         .map(|((heads, saved), memories)| {
-            let (sequence, key_head) = (heads[0].sequence, heads[0].key_head());
+            let (sequence, key_head) = (heads[0].sequence, heads[0].key_head);
             let heads = heads.iter().zip(saved).zip(memories.chunks_exact_mut(size));
             let heads = heads.map(|((head, saved), memory)| HeadGrad {
                 head,
@@ -128,7 +128,7 @@ pub(crate) fn backward<F: Real>(
         })
         .collect();
     for ((last_key, tail_x, tails), heads) in of_state.into_iter().zip(heads.chunks(sizes.group())) {
-        let (sequence, key_head) = (heads[0].sequence, heads[0].key_head());
+        let (sequence, key_head) = (heads[0].sequence, heads[0].key_head);
         add(incoming.last_key_of_mut(sequence, key_head), &last_key);
         for slot in 0..rule.tail_capacity() {
             let x = &tail_x[row(slot, sizes.dim_k)];

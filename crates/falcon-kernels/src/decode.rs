@@ -103,7 +103,7 @@ impl<F: Real> Vectorised for Step<'_, F> {
                 let place = Head::new(call, state, sequence, head);
                 place.gather(0..1, 1, segment, coefficients);
                 coefficients.forward(rule, segment, Purpose::Forward);
-                let key = inputs.k.row(place.tokens().start, place.key_head());
+                let key = inputs.k.row(place.tokens().start, place.key_head);
                 let ahead = &mut ahead[row(sequence * sizes.heads + head, predictions)];
                 let known = match (fresh, rule.align) {
                     (true, _) => 0,
@@ -168,7 +168,9 @@ fn head_step<'s, F: Real>(
     if segment.read_before {
         product(memory, q, read);
     }
-    let write = Write { memory, gamma, x: &segment.x()[(segment.rows() - pairs) * segment.dim_k..], z };
+    let dim_k = segment.dim_k;
+    let x = &segment.x()[(segment.rows() - pairs) * dim_k..];
+    let write = Write { memory, gamma, x, z, dim_k, pairs };
     match (next.filter(|_| segment.erases()), segment.read_before) {
         (Some(next), false) => {
             write.pass([q, next], [read, &mut predictions[row(stay.len(), columns)]]);
@@ -197,26 +199,26 @@ struct Write<'a, F> {
     x: &'a [F],
     /// `[pairs, columns]`
     z: &'a [F],
+    dim_k: usize,
+    pairs: usize,
 }
 
 impl<F: Real> Write<'_, F> {
     /// Writes, and sets `sums[n] = Sᵀ with[n]` for the memory after the write, in one pass over the memory.
     #[inline(always)]
     fn pass<const N: usize>(self, with: [&[F]; N], sums: [&mut [F]; N]) {
-        let (columns, pairs) = (self.gamma.len(), self.z.len() / self.gamma.len());
-        let dim_k = self.memory.len() / columns;
+        let (columns, dim_k, pairs) = (self.gamma.len(), self.dim_k, self.pairs);
         // What the pointers below rely on.
         assert!(pairs > 0 && self.memory.len() == dim_k * columns);
         assert!(self.z.len() == pairs * columns && self.x.len() == pairs * dim_k);
         assert!(with.iter().all(|with| with.len() == dim_k) && sums.iter().all(|sums| sums.len() == columns));
-        Arch::new().dispatch(Pass { write: self, dim_k, with, sums });
+        Arch::new().dispatch(Pass { write: self, with, sums });
     }
 }
 
 /// A [`Write`] with `N` sums, after its sizes have been checked.
 struct Pass<'a, F, const N: usize> {
     write: Write<'a, F>,
-    dim_k: usize,
     with: [&'a [F]; N],
     sums: [&'a mut [F]; N],
 }
@@ -243,6 +245,11 @@ impl<F: Real, const N: usize> Pass<'_, F, N> {
                 self.panel::<S, V, false>(simd, column);
                 column += V * lanes;
             }
+            // Fewer sums would have to wait for each other.
+            while columns - column >= 2 * lanes {
+                self.panel::<S, 2, false>(simd, column);
+                column += 2 * lanes;
+            }
             while columns - column >= lanes {
                 self.panel::<S, 1, false>(simd, column);
                 column += lanes;
@@ -259,9 +266,8 @@ impl<F: Real, const N: usize> Pass<'_, F, N> {
     /// SAFETY: the columns must exist, and the lengths of all arrays must be those of [`Write::pass`].
     #[inline(always)]
     unsafe fn panel<S: Simd, const V: usize, const CUT: bool>(&mut self, simd: S, column: usize) {
-        let Self { write: Write { memory, gamma, x, z }, dim_k, with, sums } = self;
-        let (columns, lanes, dim_k) = (gamma.len(), F::lanes::<S>(), *dim_k);
-        let older = z.len() / columns - 1;
+        let Self { write: Write { memory, gamma, x, z, dim_k, pairs }, with, sums } = self;
+        let (columns, lanes, dim_k, older) = (gamma.len(), F::lanes::<S>(), *dim_k, *pairs - 1);
         let mask = F::mask::<S>(simd, if CUT { columns - column } else { 0 });
         // SAFETY: this is called with rows of at least `columns` numbers, from `column` on.
         let load = |from: *const F, v: usize| unsafe {

@@ -87,6 +87,8 @@ pub(crate) struct Head<'a, F> {
     pub state: &'a State<F>,
     pub sequence: usize,
     pub head: usize,
+    /// The head of its queries and keys.
+    pub key_head: usize,
     /// Columns of its values.
     pub values: Range<usize>,
 }
@@ -94,16 +96,13 @@ pub(crate) struct Head<'a, F> {
 impl<'a, F: Real> Head<'a, F> {
     /// All columns of a head.
     pub fn new(call: &'a Call<'a, F>, state: &'a State<F>, sequence: usize, head: usize) -> Self {
-        Self { call, state, sequence, head, values: 0..call.sizes.dim_v }
+        let key_head = head / call.sizes.group();
+        Self { call, state, sequence, head, key_head, values: 0..call.sizes.dim_v }
     }
 
     /// One of `blocks` equal blocks of columns.
     pub fn block(&self, index: usize, blocks: usize) -> Self {
         Self { values: row(index, self.values.len() / blocks), ..self.clone() }
-    }
-
-    pub fn key_head(&self) -> usize {
-        self.head / self.call.sizes.group()
     }
 
     /// The tokens of this sequence.
@@ -136,7 +135,7 @@ impl<'a, F: Real> Head<'a, F> {
         segment: &mut Segment<F>,
         coefficients: &mut Coefficients<F>,
     ) {
-        let (pairs, base, key_head) = (self.pairs(), self.tokens().start, self.key_head());
+        let (pairs, base, key_head) = (self.pairs(), self.tokens().start, self.key_head);
         let inputs = &self.call.inputs;
         segment.steps = steps.len();
         segment.tail = pairs.tail(steps.start);

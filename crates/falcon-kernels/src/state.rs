@@ -39,19 +39,30 @@ struct Shape {
     tail: usize,
 }
 
+impl Shape {
+    /// Numbers in memory, last key, tail keys and tail values.
+    fn lengths(&self) -> [usize; 4] {
+        let &Self { sequences, heads, key_heads, dim_k, dim_v, columns, tail } = self;
+        [heads * dim_k * columns, key_heads * dim_k, tail * key_heads * dim_k, tail * heads * dim_v]
+            .map(|length| sequences * length)
+    }
+}
+
 impl<F: Real> State<F> {
     /// The state before any token: a memory of zeros, no key and no pairs.
     pub fn fresh(rule: &Rule, sizes: &Sizes) -> Self {
         let &Sizes { sequences, heads, key_heads, dim_k, dim_v, .. } = sizes;
         let (columns, tail) = (rule.state_columns(dim_v), rule.tail_capacity());
+        let shape = Shape { sequences, heads, key_heads, dim_k, dim_v, columns, tail };
+        let [memory, last_key, tail_x, tail_v] = shape.lengths();
         Self {
-            memory: Aligned::zeros(sequences * heads * dim_k * columns),
-            last_key: vec![F::zero(); sequences * key_heads * dim_k],
-            tail_x: vec![F::zero(); sequences * tail * key_heads * dim_k],
-            tail_v: vec![F::zero(); sequences * tail * heads * dim_v],
+            memory: Aligned::zeros(memory),
+            last_key: vec![F::zero(); last_key],
+            tail_x: vec![F::zero(); tail_x],
+            tail_v: vec![F::zero(); tail_v],
             tail_len: vec![0; sequences],
             started: vec![false; sequences],
-            shape: Shape { sequences, heads, key_heads, dim_k, dim_v, columns, tail },
+            shape,
         }
     }
 
@@ -132,7 +143,7 @@ impl<F: Real> State<F> {
     /// Refuses a state that was made for another rule or other sizes, or whose arrays have other lengths.
     pub fn check(&self, rule: &Rule, sizes: &Sizes) -> Result<(), Error> {
         let shape = &self.shape;
-        let lengths = self.shapes().map(|shape| shape.iter().product());
+        let lengths = shape.lengths();
         for (what, got, expected) in [
             ("sequences", shape.sequences, sizes.sequences),
             ("heads", shape.heads, sizes.heads),
