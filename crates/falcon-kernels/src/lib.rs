@@ -127,6 +127,7 @@ mod chunked;
 mod coefficients;
 mod compiled;
 mod decode;
+pub mod dots;
 mod eigen;
 mod error;
 mod form;

@@ -23,6 +23,8 @@ pub trait SimdNumber: Copy + Zero + PartialEq {
         b: Self::Vector<S>,
         c: Self::Vector<S>,
     ) -> Self::Vector<S>;
+    /// The sum of all lanes.
+    fn total<S: Simd>(simd: S, a: Self::Vector<S>) -> Self;
     /// The first lanes.
     fn mask<S: Simd>(simd: S, count: usize) -> MemMask<Self::Mask<S>>;
     /// Reads a vector.
@@ -73,7 +75,7 @@ pub trait SimdNumber: Copy + Zero + PartialEq {
 }
 
 macro_rules! simd_number {
-    ($number:ty, $index:ty, $vector:ident, $mask:ident, $lanes:ident, $splat:ident, $mul:ident, $mul_add:ident, $between:ident,
+    ($number:ty, $index:ty, $vector:ident, $mask:ident, $lanes:ident, $splat:ident, $mul:ident, $mul_add:ident, $sum:ident, $between:ident,
      $load:ident, $store:ident, { $($transpose:item)* }) => {
         impl SimdNumber for $number {
             type Vector<S: Simd> = S::$vector;
@@ -97,6 +99,11 @@ macro_rules! simd_number {
             #[inline(always)]
             fn product_sum<S: Simd>(simd: S, a: S::$vector, b: S::$vector, c: S::$vector) -> S::$vector {
                 simd.$mul_add(a, b, c)
+            }
+
+            #[inline(always)]
+            fn total<S: Simd>(simd: S, a: S::$vector) -> Self {
+                simd.$sum(a)
             }
 
             #[inline(always)]
@@ -143,6 +150,7 @@ simd_number!(
     splat_f32s,
     mul_f32s,
     mul_add_e_f32s,
+    reduce_sum_f32s,
     mask_between_m32s,
     mask_load_ptr_f32s,
     mask_store_ptr_f32s,
@@ -177,6 +185,7 @@ simd_number!(
     splat_f64s,
     mul_f64s,
     mul_add_e_f64s,
+    reduce_sum_f64s,
     mask_between_m64s,
     mask_load_ptr_f64s,
     mask_store_ptr_f64s,
