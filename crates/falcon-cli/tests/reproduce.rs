@@ -103,7 +103,7 @@ fn wrong_rows_are_refused_before_anything_is_trained() {
     let output = folder.path().join("out");
     let ran = addition(&["--models", "retnet,falcon-7"], &output);
     assert!(!ran.status.success() && !output.exists());
-    assert!(String::from_utf8_lossy(&ran.stderr).contains("falcon-7: unknown preset \"falcon-7\""));
+    assert!(String::from_utf8_lossy(&ran.stderr).contains("falcon-7: model: unknown preset \"falcon-7\""));
     let large = addition(&["--models", "retnet,mamba2", "--set=train.batch=1048576", "--jobs", "2"], &output);
     let stderr = String::from_utf8_lossy(&large.stderr).into_owned();
     assert!(!large.status.success() && !output.exists(), "{stderr}");
