@@ -73,6 +73,9 @@ pub fn run(args: &ReportArgs) -> Result<(), ReportCommandError> {
     for folder in &args.runs {
         runs.extend(read(folder)?);
     }
+    for damage in runs.iter().filter_map(|run| run.damage.as_ref()) {
+        let _ = writeln!(io::stderr(), "warning: {damage}; the line is left out");
+    }
     write_file(path, page(&runs).as_bytes())?;
     let line = if args.json {
         let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();

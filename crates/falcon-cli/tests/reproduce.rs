@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 mod experiments;
 
-use experiments::{addition, corpus, lm, stdout_of};
+use experiments::{addition, corpus, interrupt, lm, stdout_of};
 
 /// The cells of a line, without padding.
 fn cells(line: &str) -> String {
@@ -103,7 +103,14 @@ fn wrong_rows_are_refused_before_anything_is_trained() {
     let output = folder.path().join("out");
     let ran = addition(&["--models", "retnet,falcon-7"], &output);
     assert!(!ran.status.success() && !output.exists());
-    assert!(String::from_utf8_lossy(&ran.stderr).contains("unknown preset \"falcon-7\""));
+    assert!(String::from_utf8_lossy(&ran.stderr).contains("falcon-7: model: unknown preset \"falcon-7\""));
+    let large = addition(&["--models", "retnet,mamba2", "--set=train.batch=1048576", "--jobs", "2"], &output);
+    let stderr = String::from_utf8_lossy(&large.stderr).into_owned();
+    assert!(!large.status.success() && !output.exists(), "{stderr}");
+    assert!(
+        stderr.contains("2 runs at the same time need about ") && stderr.contains("--no-memory-check"),
+        "{stderr}"
+    );
     let transformer = addition(&["--models", "transformer", "--ablation", "timing"], &output);
     assert!(
         String::from_utf8_lossy(&transformer.stderr)
@@ -281,6 +288,12 @@ fn settings_are_searched_for_once_and_recorded() {
     assert!(String::from_utf8_lossy(&both.stderr).contains("cannot be used with"));
 }
 
+/// Whether a run has done some steps.
+#[cfg(unix)]
+fn trains_in(folder: &Path) -> bool {
+    fs::metadata(folder.join("metrics.jsonl")).is_ok_and(|metrics| metrics.len() > 2000)
+}
+
 /// An interrupt during the search is not a failure, and no row is started.
 #[cfg(unix)]
 #[test]
@@ -293,19 +306,9 @@ fn an_interrupt_saves_the_search() {
     command.args(["--models", "retnet", "--output", "out", "--jobs", "1", "--steps=100000", "--search=100000"]);
     command.args(["--set=model.hidden_size=16", "--set=model.num_heads=2", "--set=task.length=16"]);
     command.args(["--set=train.save_every=100000", "--set=train.eval_every=100000"]);
-    let mut process = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let process = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
     let trial = folder.path().join("out/search/retnet-lr2e-3-emb0.005");
-    let begun = std::time::Instant::now();
-    while !fs::metadata(trial.join("metrics.jsonl")).is_ok_and(|metrics| metrics.len() > 2000) {
-        assert!(process.try_wait().unwrap().is_none(), "the process ended by itself");
-        if begun.elapsed().as_secs() > 120 {
-            process.kill().unwrap();
-            panic!("nothing is trained in {}", trial.display());
-        }
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-    assert!(Command::new("kill").arg("-INT").arg(process.id().to_string()).status().unwrap().success());
-    let ran = process.wait_with_output().unwrap();
+    let ran = interrupt(process, || trains_in(&trial));
     let stderr = String::from_utf8_lossy(&ran.stderr);
     assert_eq!(ran.status.code(), Some(130), "{stderr}");
     assert!(stderr.contains("interrupted; all progress is saved, and the same command resumes"), "{stderr}");
@@ -428,16 +431,9 @@ fn an_interrupt_saves_all_rows() {
     ]);
     // No checkpoint is written before the interrupt, however fast a row is.
     command.args(["--set=train.save_every=100000", "--set=train.eval_every=100000"]);
-    let mut process =
-        command.arg("--output").arg(folder.path()).stderr(std::process::Stdio::piped()).spawn().unwrap();
-    let begun =
-        |row: &str| fs::metadata(folder.path().join(row).join("metrics.jsonl")).is_ok_and(|m| m.len() > 2000);
-    while !(begun("retnet-s0") && begun("falcon-1a.3-s0")) {
-        assert!(process.try_wait().unwrap().is_none(), "the process ended by itself");
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-    assert!(Command::new("kill").arg("-INT").arg(process.id().to_string()).status().unwrap().success());
-    let ran = process.wait_with_output().unwrap();
+    let process = command.arg("--output").arg(folder.path()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let rows = ["retnet-s0", "falcon-1a.3-s0"].map(|row| folder.path().join(row));
+    let ran = interrupt(process, || rows.iter().all(|row| trains_in(row)));
     let stderr = String::from_utf8_lossy(&ran.stderr);
     assert_eq!(ran.status.code(), Some(130), "{stderr}");
     assert!(stderr.contains("interrupted; all progress is saved, and the same command resumes"), "{stderr}");

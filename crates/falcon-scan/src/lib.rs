@@ -19,7 +19,7 @@ use serde::Serialize;
 
 pub use error::ScanError;
 pub use file::ScanFile;
-pub use number::Values;
+pub use number::Numbers;
 pub use options::{Dtype, Options};
 pub use tensors::{Tensor, Tensors};
 pub use variant::names as variants;

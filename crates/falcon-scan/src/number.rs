@@ -4,7 +4,7 @@ use falcon_kernels::Compiled;
 
 /// The numbers of a result.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Values {
+pub enum Numbers {
     /// Computed in `f32`.
     F32(Vec<f32>),
     /// Computed in `f64`.
@@ -20,21 +20,21 @@ pub(crate) trait Number: Compiled {
     /// What a user can do when a result overflows.
     const ADVICE: &'static str;
     /// Wraps results of this type.
-    fn data(values: Vec<Self>) -> Values;
+    fn data(values: Vec<Self>) -> Numbers;
 }
 
 impl Number for f32 {
     const NAME: &'static str = "f32";
     const ADVICE: &'static str = "use --dtype f64, or scale them down";
-    fn data(values: Vec<Self>) -> Values {
-        Values::F32(values)
+    fn data(values: Vec<Self>) -> Numbers {
+        Numbers::F32(values)
     }
 }
 
 impl Number for f64 {
     const NAME: &'static str = "f64";
     const ADVICE: &'static str = "scale them down";
-    fn data(values: Vec<Self>) -> Values {
-        Values::F64(values)
+    fn data(values: Vec<Self>) -> Numbers {
+        Numbers::F64(values)
     }
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use safetensors::{Dtype, SafeTensorError, View};
 
 use crate::error::ScanError;
-use crate::number::{Number, Values};
+use crate::number::{Number, Numbers};
 
 /// A result, in row-major order.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,16 +14,16 @@ pub struct Tensor {
     /// Sizes of its axes.
     pub shape: Vec<usize>,
     /// Its numbers.
-    pub data: Values,
+    pub data: Numbers,
 }
 
 impl Tensor {
     /// All numbers as `f64`.
     pub fn to_f64(&self) -> Vec<f64> {
         match &self.data {
-            Values::F32(values) => values.iter().map(|x| f64::from(*x)).collect(),
-            Values::F64(values) => values.clone(),
-            Values::I64(values) => values.iter().map(|x| *x as f64).collect(),
+            Numbers::F32(values) => values.iter().map(|x| f64::from(*x)).collect(),
+            Numbers::F64(values) => values.clone(),
+            Numbers::I64(values) => values.iter().map(|x| *x as f64).collect(),
         }
     }
 }
@@ -60,7 +60,7 @@ impl Tensors {
     }
 
     pub(crate) fn put_counts(&mut self, name: &str, values: Vec<i64>) {
-        self.0.insert(name.into(), Tensor { shape: vec![values.len()], data: Values::I64(values) });
+        self.0.insert(name.into(), Tensor { shape: vec![values.len()], data: Numbers::I64(values) });
     }
 
     /// The bytes of a safetensors file with these tensors and the `meta` string.
@@ -73,9 +73,9 @@ impl Tensors {
 impl View for &Tensor {
     fn dtype(&self) -> Dtype {
         match self.data {
-            Values::F32(_) => Dtype::F32,
-            Values::F64(_) => Dtype::F64,
-            Values::I64(_) => Dtype::I64,
+            Numbers::F32(_) => Dtype::F32,
+            Numbers::F64(_) => Dtype::F64,
+            Numbers::I64(_) => Dtype::I64,
         }
     }
     fn shape(&self) -> &[usize] {
@@ -83,16 +83,16 @@ impl View for &Tensor {
     }
     fn data(&self) -> Cow<'_, [u8]> {
         Cow::Owned(match &self.data {
-            Values::F32(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Values::F64(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Values::I64(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Numbers::F32(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Numbers::F64(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Numbers::I64(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
         })
     }
     fn data_len(&self) -> usize {
         match &self.data {
-            Values::F32(values) => size_of_val(&values[..]),
-            Values::F64(values) => size_of_val(&values[..]),
-            Values::I64(values) => size_of_val(&values[..]),
+            Numbers::F32(values) => size_of_val(&values[..]),
+            Numbers::F64(values) => size_of_val(&values[..]),
+            Numbers::I64(values) => size_of_val(&values[..]),
         }
     }
 }

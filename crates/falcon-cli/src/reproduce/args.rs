@@ -69,6 +69,10 @@ pub struct RowsArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
 
+    /// Start even if the runs at the same time are estimated to need more memory than is available.
+    #[arg(long)]
+    pub no_memory_check: bool,
+
     /// Make several rows of each model that differ in one respect. timing: the four combinations of alignment (next or
     /// same) and reading (after or before the write), for every model but the Transformer. A search is done once for
     /// each model, and its four rows share the result.
@@ -76,7 +80,7 @@ pub struct RowsArgs {
     pub ablation: Option<AblationArg>,
 
     /// Train nothing: make the tables and pictures again from the results.json in this folder, and print the tables.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["scale", "models", "seeds", "steps", "set", "output", "continue_from", "threads", "jobs", "ablation"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["scale", "models", "seeds", "steps", "set", "output", "continue_from", "threads", "jobs", "no_memory_check", "ablation"])]
     pub from: Option<PathBuf>,
 
     /// With --from: also put the tables into this Markdown file, between the lines `<!-- EXPERIMENT SCALE -->` and
@@ -112,6 +116,7 @@ impl RowsArgs {
             continue_from: self.continue_from.clone(),
             threads: self.threads.map_or_else(all_cores, Into::into),
             jobs: self.jobs.map(Into::into),
+            check_memory: !self.no_memory_check,
             command: self.command(E::NAME, own_words),
         }
     }
@@ -334,6 +339,8 @@ mod tests {
             assert!(line.contains(&format!("{} models", scale.models.len())), "{line}");
             line
         };
+        let count = ScaleArg::value_variants().len();
+        assert_eq!([addition::SCALES.len(), language::SCALES.len()], [count; 2], "every scale can be chosen");
         for wanted in ScaleArg::value_variants() {
             let find = |scales: &'static [ExperimentScale]| {
                 scales.iter().find(|scale| scale.name == wanted.name()).unwrap()

@@ -4,7 +4,8 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output};
+use std::time::{Duration, Instant};
 
 use falcon_lm::train::{Record, checkpoint_steps, read_metrics};
 
@@ -22,6 +23,21 @@ pub fn addition(args: &[&str], output: &Path) -> Output {
 pub fn stdout_of(ran: &Output) -> String {
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
     String::from_utf8_lossy(&ran.stdout).into_owned()
+}
+
+/// Sends Ctrl-C to a process as soon as `begun` holds, and returns how it ended.
+pub fn interrupt(mut process: Child, begun: impl Fn() -> bool) -> Output {
+    let start = Instant::now();
+    while !begun() {
+        assert!(process.try_wait().unwrap().is_none(), "the process ended by itself");
+        if start.elapsed() > Duration::from_secs(120) {
+            process.kill().unwrap();
+            panic!("the process has not begun");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(Command::new("kill").arg("-INT").arg(process.id().to_string()).status().unwrap().success());
+    process.wait_with_output().unwrap()
 }
 
 /// Runs `falcon reproduce lm` in a folder filled by [`corpus`], with models of a few thousand parameters.

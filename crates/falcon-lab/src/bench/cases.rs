@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use falcon_kernels::rule::{Columns, Decay, Gain};
 use falcon_kernels::{Call, Form, Inputs, Rule, View};
+use falcon_lm::memory;
 use rayon::ThreadPool;
 
 use super::error::BenchError;
@@ -63,8 +64,8 @@ impl CaseSize {
     }
 }
 
-/// The memory that a benchmark may use, in GiB.
-const LIMIT: usize = 16;
+/// The most memory that a benchmark may use, in bytes, where the system has as much.
+const LIMIT: u64 = 16 << 30;
 
 /// Refuses a benchmark that needs too much memory in total: a failed allocation would end the process without a
 /// message. `options` names the options that determine the size.
@@ -72,8 +73,9 @@ pub(super) fn check_memory(
     bytes: impl IntoIterator<Item = usize>,
     options: &'static str,
 ) -> Result<(), BenchError> {
-    let gib = bytes.into_iter().fold(0, usize::saturating_add).div_ceil(1 << 30);
-    if gib <= LIMIT { Ok(()) } else { Err(BenchError::TooLarge { gib, limit: LIMIT, options }) }
+    let needed = bytes.into_iter().fold(0, usize::saturating_add) as u64;
+    let limit = memory::obtainable().map_or(LIMIT, |available| available.min(LIMIT));
+    if needed <= limit { Ok(()) } else { Err(BenchError::TooLarge { needed, limit, options }) }
 }
 
 /// A product that saturates instead of overflowing.

@@ -3,6 +3,7 @@
 use std::io;
 
 use falcon_base::PathError;
+use falcon_lm::memory::human;
 use thiserror::Error;
 
 use crate::threads::ThreadsError;
@@ -12,12 +13,12 @@ use crate::threads::ThreadsError;
 #[non_exhaustive]
 pub enum BenchError {
     /// The sizes would need too much memory.
-    #[error("this needs about {gib} GiB, the limit is {limit}: use fewer or smaller {options}")]
+    #[error("this needs about {}, the limit is {}: use fewer or smaller {options}", human(*needed), human(*limit))]
     TooLarge {
-        /// The memory needed.
-        gib: usize,
-        /// The memory allowed.
-        limit: usize,
+        /// The memory needed, in bytes.
+        needed: u64,
+        /// The memory allowed, in bytes: what the system has available, or less.
+        limit: u64,
         /// The options that determine it.
         options: &'static str,
     },

@@ -7,8 +7,7 @@ use falcon_base::{AtPath, PathError};
 use falcon_lm::batch::VALIDATION;
 use falcon_lm::config::RUN_FILE;
 use falcon_lm::train::{
-    EvalRecord, GatesRecord, METRICS_FILE, MetricsError, Record, StartRecord, StopRecord, TrainRecord,
-    read_metrics,
+    EvalRecord, GatesRecord, METRICS_FILE, Record, StartRecord, StopRecord, TrainRecord, read_intact_metrics,
 };
 
 /// A training run: its configuration and its records.
@@ -22,6 +21,8 @@ pub struct RunRecord {
     pub config: toml::Table,
     /// The contents of `metrics.jsonl`.
     pub records: Vec<Record>,
+    /// What is wrong with the first line that is not a record. Such lines are left out.
+    pub damage: Option<String>,
 }
 
 /// A run as it is shown on the page.
@@ -71,9 +72,6 @@ pub enum ReportError {
         /// What is wrong with it, and where.
         source: toml::de::Error,
     },
-    /// The records cannot be read.
-    #[error(transparent)]
-    Metrics(#[from] MetricsError),
 }
 
 /// Iterates over the records of one kind.
@@ -94,11 +92,12 @@ impl RunRecord {
         }
         let config = std::fs::read_to_string(&config_path).at(&config_path)?;
         let config = config.parse().map_err(|source| ReportError::Config { path: config_path, source })?;
-        let records = if metrics_path.exists() { read_metrics(&metrics_path)? } else { Vec::new() };
+        let (records, damage) =
+            if metrics_path.exists() { read_intact_metrics(&metrics_path)? } else { (Vec::new(), None) };
         // The folder may be given as `.`, which has no name.
         let folder = folder.canonicalize().at(folder)?;
         let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
-        Ok(Self { name, folder, config, records })
+        Ok(Self { name, folder, config, records, damage: damage.map(|damage| damage.to_string()) })
     }
 
     pub(super) fn starts(&self) -> impl Iterator<Item = &StartRecord> {

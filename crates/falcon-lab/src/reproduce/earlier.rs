@@ -127,6 +127,9 @@ fn same_settings<E: Experiment>(
     current.is_ok_and(|current| current.differences(&recorded).is_empty())
 }
 
+/// A row with the measurements that an experiment needs, or the reason why it is not taken; none if interrupted.
+pub(super) type MeasuredRow<E> = Result<Option<Result<RowResult<E>, NotTaken>>, ExperimentError>;
+
 /// The record in the output folder, if there is one, and those that the experiment continues from.
 pub(super) struct EarlierRecords<E: Experiment> {
     own: Option<Earlier<E>>,
@@ -154,14 +157,15 @@ impl<E: Experiment> EarlierRecords<E> {
     }
 
     /// The recorded row of each run of the plan, if there is one. `measured` returns a row with the measurements that
-    /// this experiment needs, or none if they are not in the record.
+    /// this experiment needs, or the reason why the record does not have them. None if `measured` was interrupted, as it
+    /// shows by returning none.
     pub fn take(
         &self,
         plan: &[PlannedRun],
         fingerprint: &dyn Fn(&RunConfig) -> Fingerprint,
         observer: &dyn Observer,
-        mut measured: impl FnMut(&ExperimentRecord<E>, RowResult<E>) -> Result<Option<RowResult<E>>, ExperimentError>,
-    ) -> Result<Vec<Option<RowResult<E>>>, ExperimentError> {
+        mut measured: impl FnMut(&ExperimentRecord<E>, RowResult<E>) -> MeasuredRow<E>,
+    ) -> Result<Option<Vec<Option<RowResult<E>>>>, ExperimentError> {
         let mut reused: Vec<(&Path, &str)> = Vec::new();
         let mut rows = Vec::new();
         for PlannedRun { row, title, config, folder } in plan {
@@ -170,7 +174,10 @@ impl<E: Experiment> EarlierRecords<E> {
             for earlier in self.all() {
                 let row = match earlier.row(wanted) {
                     None => continue,
-                    Some(Ok(row)) => measured(&earlier.record, row)?.ok_or(NotTaken::Measured),
+                    Some(Ok(row)) => match measured(&earlier.record, row)? {
+                        Some(row) => row,
+                        None => return Ok(None),
+                    },
                     Some(Err(reason)) => Err(reason),
                 };
                 match row {
@@ -199,7 +206,7 @@ impl<E: Experiment> EarlierRecords<E> {
             let path = earlier.path.display();
             observer.note(&format!("{runs} taken from {path}, and not trained again: {}", titles.join("; ")));
         }
-        Ok(rows)
+        Ok(Some(rows))
     }
 
     /// Keeps a copy of the record in the output folder if rows would be lost when it is overwritten: rows that were not

@@ -6,6 +6,7 @@ use falcon_base::PathError;
 use falcon_lm::config::RunConfigError;
 use falcon_lm::data::{CacheError, SourceError, TokenizerError};
 use falcon_lm::evaluate::BenchmarkError;
+use falcon_lm::memory::human;
 use falcon_lm::tasks::TaskError;
 use thiserror::Error;
 
@@ -27,6 +28,22 @@ pub enum ExperimentError {
         title: String,
         /// The reason.
         source: Box<RowError>,
+    },
+    /// The runs that would be trained at the same time do not fit into memory.
+    #[error(
+        "{} about {}, but {} are available; use fewer --jobs, a smaller train.batch, a larger train.accumulate (which \
+         divides the activations), shorter sequences or smaller models; --no-memory-check skips this check",
+        if *jobs == 1 { "the largest run needs".into() } else { format!("{jobs} runs at the same time need") },
+        human(*needed),
+        human(*available)
+    )]
+    Memory {
+        /// The number of runs at the same time.
+        jobs: usize,
+        /// The estimated memory of the largest of them, in bytes.
+        needed: u64,
+        /// The memory available, in bytes.
+        available: u64,
     },
     /// All runs of a model's search diverged.
     #[error(

@@ -33,6 +33,8 @@ pub struct ExperimentOptions {
     pub threads: usize,
     /// The number of concurrent runs; one for each thread if not set, or a single one if a model is large.
     pub jobs: Option<usize>,
+    /// Whether runs are refused that are estimated to need more memory than is available.
+    pub check_memory: bool,
     /// The command that repeats the experiment, for the record.
     pub command: String,
 }
@@ -90,6 +92,12 @@ pub(super) struct PlannedRun {
     pub title: String,
     pub config: RunConfig,
     pub folder: PathBuf,
+}
+
+/// The error that the configuration of a row is invalid. It names the row, because its settings may be those of the
+/// command, which do not fit this row alone.
+fn in_row(row: &TableRow) -> impl Fn(RunConfigError) -> ExperimentError {
+    |source| ExperimentError::Row { title: row.name.clone(), source: Box::new(source.into()) }
 }
 
 /// Makes the configuration of a row and a seed; the layers are settings of all rows.
@@ -152,7 +160,7 @@ impl<'a> ExperimentPlan<'a> {
                 runs.push(PlannedRun {
                     row: row.clone(),
                     title: format!("{}, seed {seed}", row.name),
-                    config: (self.config)(row, seed, &more)?,
+                    config: (self.config)(row, seed, &more).map_err(in_row(row))?,
                     folder: self.output.join(folder_name(&row.name, seed)),
                 });
             }
@@ -172,8 +180,8 @@ impl<'a> ExperimentPlan<'a> {
         search: &Search,
     ) -> Result<(Vec<SearchPoint>, Vec<PlannedRun>), ExperimentError> {
         let row = &family.base;
-        let full = (self.config)(row, SEARCH_SEED, &self.more)?;
-        let grid = search.grid(row, &self.more, &full)?;
+        let full = (self.config)(row, SEARCH_SEED, &self.more).map_err(in_row(row))?;
+        let grid = search.grid(row, &self.more, &full).map_err(in_row(row))?;
         let mut trials = Vec::new();
         for point in &grid {
             // Finds errors in the full runs of this point before anything is trained.
@@ -184,7 +192,7 @@ impl<'a> ExperimentPlan<'a> {
             trials.push(PlannedRun {
                 row: row.clone(),
                 title: format!("search for {}, lr {lr:e}, embedding {initializer_range}", row.name),
-                config: (self.config)(row, SEARCH_SEED, &more)?,
+                config: (self.config)(row, SEARCH_SEED, &more).map_err(in_row(row))?,
                 folder: self.output.join(name),
             });
         }
@@ -219,6 +227,7 @@ mod tests {
             continue_from: Vec::new(),
             threads: 1,
             jobs: None,
+            check_memory: true,
             command: String::new(),
         }
     }

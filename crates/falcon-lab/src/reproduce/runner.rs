@@ -5,7 +5,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use falcon_base::files::write_file;
-use falcon_lm::train::{Outcome, Watch};
+use falcon_lm::memory;
+use falcon_lm::train::{Footprint, Outcome, Watch};
 
 use super::error::ExperimentError;
 use super::observer::Observer;
@@ -63,6 +64,20 @@ fn concurrency<'a>(
     (jobs, (options.threads / jobs).max(1))
 }
 
+/// Refuses runs of which `jobs` at the same time, the largest ones, are estimated not to fit into memory. Passes where
+/// the system does not report its memory.
+fn check_memory<'a>(runs: impl Iterator<Item = &'a PlannedRun>, jobs: usize) -> Result<(), ExperimentError> {
+    let mut each: Vec<u64> = runs.map(|run| Footprint::of(&run.config).total()).collect();
+    each.sort_unstable_by(|a, b| b.cmp(a));
+    let needed = each.into_iter().take(jobs).fold(0, u64::saturating_add);
+    // What the runs of a search have freed stays with this process, and can be used again.
+    let own = memory::resident().unwrap_or(0);
+    match memory::obtainable().map(|free| free.saturating_add(own)) {
+        Some(available) if available < needed => Err(ExperimentError::Memory { jobs, needed, available }),
+        _ => Ok(()),
+    }
+}
+
 /// Runs the runs of `plan` whose results were not taken from earlier records. `taken` has an entry for each run of the
 /// plan: its result, or none. A run that fails does not stop the others. After each run that finishes, `keep` is given
 /// all results so far, in the order of the plan.
@@ -76,6 +91,9 @@ pub(super) fn run_all<T: Clone + Send>(
 ) -> Result<RunResults<T>, ExperimentError> {
     let remaining: Vec<usize> = (0..plan.len()).filter(|index| taken[*index].is_none()).collect();
     let (jobs, threads) = concurrency(remaining.iter().map(|index| &plan[*index]), options);
+    if options.check_memory {
+        check_memory(remaining.iter().map(|index| &plan[*index]), jobs)?;
+    }
     let pools = (0..jobs).map(|_| threads::pool(threads)).collect::<Result<Vec<_>, _>>()?;
     let taken = taken.into_iter().enumerate().filter_map(|(index, result)| Some((index, Ok(Some(result?)))));
     let (next, results) = (AtomicUsize::new(0), Mutex::new(taken.collect::<Vec<_>>()));

@@ -5,7 +5,7 @@ use std::path::Path;
 use falcon_base::files::write_file;
 use falcon_lm::batch::VALIDATION;
 use falcon_lm::config::RunConfig;
-use falcon_lm::train::{Changes, METRICS_FILE, Record, RunFolder, TrainError, Watch, read_metrics};
+use falcon_lm::train::{Changes, METRICS_FILE, Record, RunFolder, TrainError, Watch, read_intact_metrics};
 use serde::{Deserialize, Serialize};
 
 use super::fingerprint::Fingerprint;
@@ -43,20 +43,23 @@ pub fn run_trial(
     let trial =
         |loss, seconds| Trial { point: SearchPoint::of(config), loss, seconds, fingerprint: Some(fingerprint) };
     let path = folder.join(DIVERGED_FILE);
-    let diverged = || -> Result<Option<Trial>, RowError> {
-        let seconds = training_seconds(&read_metrics(&folder.join(METRICS_FILE))?);
-        Ok(Some(trial(None, seconds)))
+    let diverged = |watch: &mut dyn Watch| -> Result<Option<Trial>, RowError> {
+        let (records, damage) = read_intact_metrics(&folder.join(METRICS_FILE))?;
+        if let Some(damage) = damage {
+            watch.warn(&format!("{damage}; the line is left out"));
+        }
+        Ok(Some(trial(None, training_seconds(&records))))
     };
     if path.exists() {
         // The folder may hold a run with another configuration, which is refused.
         let opened = RunFolder::open(folder, config).map_err(TrainError::from)?;
         opened.reconcile(config, None, Changes::Refuse).map_err(TrainError::from)?;
-        return diverged();
+        return diverged(watch);
     }
     let run = match train_run(config, folder, watch) {
         Err(RowError::Train(error @ TrainError::Bad { .. })) => {
             write_file(&path, format!("{error}\n").as_bytes())?;
-            return diverged();
+            return diverged(watch);
         }
         run => run?,
     };
@@ -211,6 +214,7 @@ mod tests {
     use crate::reproduce::search::SEARCH_SEED;
     use falcon_lm::config::Layer;
     use falcon_lm::monitor::Monitor;
+    use falcon_lm::train::read_metrics;
 
     /// The fingerprint does not matter to what is tested here.
     const RUN: Fingerprint = Fingerprint::ZERO;
@@ -283,6 +287,18 @@ mod tests {
         }
     }
 
+    /// Keeps all warnings.
+    #[derive(Default)]
+    struct Warnings(Vec<String>);
+
+    impl Watch for Warnings {
+        fn warn(&mut self, message: &str) {
+            self.0.push(message.into());
+        }
+    }
+
+    impl Monitor for Warnings {}
+
     fn tiny(lr: &str) -> RunConfig {
         let keys =
             ["model.size=micro", "model.preset=retnet", "task.max_width=1", "task.beyond=1", "train.batch=2"];
@@ -325,6 +341,11 @@ mod tests {
         let metrics = std::fs::read(folder.path().join(METRICS_FILE)).unwrap();
         assert_eq!(run_trial(&config, folder.path(), RUN, &mut ()).unwrap(), Some(trial));
         assert_eq!(std::fs::read(folder.path().join(METRICS_FILE)).unwrap(), metrics);
+        // Only its duration depends on its records.
+        std::fs::write(folder.path().join(METRICS_FILE), [b"{\n", &metrics[..]].concat()).unwrap();
+        let mut watch = Warnings::default();
+        assert_eq!(run_trial(&config, folder.path(), RUN, &mut watch).unwrap(), Some(trial));
+        assert!(watch.0.len() == 1 && watch.0[0].contains("line 1"), "{:?}", watch.0);
         let other = run_trial(&tiny("train.lr=0.01"), folder.path(), RUN, &mut ()).unwrap_err().to_string();
         assert!(other.contains("another configuration") && other.contains("train.lr"), "{other}");
     }

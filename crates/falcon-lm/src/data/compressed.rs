@@ -130,7 +130,36 @@ impl<R: BufRead> Read for Frames<R> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
+
+    /// A file of a few bytes may ask for a dictionary of any size.
+    #[test]
+    fn a_dictionary_larger_than_the_limit_is_refused() {
+        let mut xz = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::with_preset(1)).unwrap();
+        xz.write_all(b"rain").unwrap();
+        let whole = xz.finish().unwrap();
+        // The header of the first block follows the header of the file: its length in words of four bytes less one, flags,
+        // the number of a filter, the length of its properties, the size of the dictionary, padding and a checksum.
+        let block = 12;
+        assert_eq!(whole[block..block + 4], [2, 0, 0x21, 1]);
+        let read = |size: u8| {
+            let mut bytes = whole.clone();
+            bytes[block + 4] = size;
+            let mut sum = flate2::Crc::new();
+            sum.update(&bytes[block..block + 8]);
+            bytes[block + 8..block + 12].copy_from_slice(&sum.sum().to_le_bytes());
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("a.xz");
+            std::fs::write(&path, bytes).unwrap();
+            let mut text = String::new();
+            decompressed(&path).unwrap().0.read_to_string(&mut text).map(|_| text)
+        };
+        // 64 MiB, as the highest preset has it, and 1 GiB.
+        assert_eq!(read(28).unwrap(), "rain");
+        assert!(read(36).is_err());
+    }
 
     #[test]
     fn a_small_file_does_not_become_a_large_text() {

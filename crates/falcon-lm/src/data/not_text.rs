@@ -9,7 +9,7 @@ const FORMATS: &[(&[u8], &str)] = &[
     (b"SQLite format 3\0", "this is an SQLite database; write its text to a .jsonl file first"),
     (b"\x1f\x8b", "this is compressed by gzip; its name must end in .gz"),
     (b"\xfd7zXZ\0", "this is compressed by xz; its name must end in .xz"),
-    (b"\x28\xb5\x2f\xfd", "this is compressed by zstd; its name must end in .zst"),
+    (b"\x28\xb5\x2f\xfd", ZSTD),
     (b"BZh", "this is compressed by bzip2, which cannot be read; unpack it first"),
     (b"7z\xbc\xaf\x27\x1c", "this is a 7z archive; unpack it first"),
     (b"%PDF-", "this is a PDF; write its text to a .txt file first"),
@@ -23,10 +23,16 @@ const FORMATS: &[(&[u8], &str)] = &[
 const PARQUET: &str = "this is a Parquet file, which cannot be read; convert it to a .jsonl file with one JSON object \
                        per line, the document under \"text\"";
 
+const ZSTD: &str = "this is compressed by zstd; its name must end in .zst";
+
 /// What a file is and what to do, if its name or first bytes show that it is not text.
 pub(super) fn not_text(path: &Path, beginning: &[u8]) -> Option<&'static str> {
     if is_parquet(path) {
         return Some(PARQUET);
+    }
+    // A file of zstd may begin with a frame of other data, to be skipped, whose first byte is any of sixteen.
+    if let [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] = beginning {
+        return Some(ZSTD);
     }
     FORMATS.iter().find(|(magic, _)| beginning.starts_with(magic)).map(|(_, what)| *what)
 }
@@ -47,6 +53,10 @@ mod tests {
         assert!(what("a.PARQUET", b"").unwrap().contains(".jsonl"));
         assert!(what("a.txt", b"PK\x03\x04...").unwrap().contains("zip"));
         assert!(what("a.txt", b"\x1f\x8b\x08").unwrap().contains(".gz"));
+        for zstd in [b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18", b"\x5f\x2a\x4d\x18"] {
+            assert!(what("a.txt", zstd).unwrap().contains(".zst"));
+        }
+        assert_eq!(what("a.txt", b"P*M of text"), None);
         assert_eq!(what("a.txt", b"PARTS of speech"), None);
         assert_eq!(what("a.txt", b""), None);
     }

@@ -98,21 +98,30 @@ impl Source {
             };
             match self.detokenizer {
                 None => read_file(path, &mut take)?,
-                Some(detokenizer) => {
-                    let mut pages = Pages::new(detokenizer);
-                    read_file(path, &mut |piece| -> Result<(), E> {
-                        pages.add(&piece, &mut take)?;
-                        match pages.held() > LONGEST_LINE {
-                            true => Err(SourceError::Page { path: path.clone() }.into()),
-                            false => Ok(()),
-                        }
-                    })?;
-                    pages.finish(&mut take)?;
-                }
+                Some(detokenizer) => read_pages(path, detokenizer, LONGEST_LINE, &mut take)?,
             }
         }
         if any { Ok(()) } else { Err(SourceError::Empty { path: self.root.clone() }.into()) }
     }
+}
+
+/// Passes the pages of a file to `take`, detokenized. A page of more than `longest` bytes is refused before all of it
+/// is in memory.
+fn read_pages<E: From<SourceError>>(
+    path: &Path,
+    detokenizer: Detokenizer,
+    longest: usize,
+    take: &mut impl FnMut(Piece) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut pages = Pages::new(detokenizer);
+    read_file(path, &mut |piece| -> Result<(), E> {
+        pages.add(&piece, take)?;
+        match pages.held() > longest {
+            true => Err(SourceError::Page { path: path.into() }.into()),
+            false => Ok(()),
+        }
+    })?;
+    pages.finish(take)
 }
 
 /// The SHA-256 of a list of texts.
@@ -221,6 +230,25 @@ mod tests {
                 assert!(error.contains(name), "half of {name}: {error}");
             }
         }
+    }
+
+    /// Twenty pages together are longer than the limit, and none of them is.
+    #[test]
+    fn a_page_longer_than_the_limit_is_refused() {
+        let page = format!(" = A = \n{}\n", "word ".repeat(PIECE / 10));
+        let (_folder, path) = file("a.txt", page.repeat(20).as_bytes());
+        let pages = |longest| {
+            let mut count = 0;
+            let read = read_pages(&path, Detokenizer::WikiText, longest, &mut |_| {
+                count += 1;
+                Ok::<_, SourceError>(())
+            });
+            read.map(|()| count)
+        };
+        // A page is held until the next one begins, with what was read of that.
+        assert_eq!(pages(2 * PIECE).unwrap(), 20);
+        let error = pages(PIECE / 4).unwrap_err();
+        assert!(matches!(&error, SourceError::Page { path: found } if *found == path), "{error}");
     }
 
     /// In an uncompressed frame, a changed byte is found only by the checksum.

@@ -10,7 +10,7 @@ mod train_texts;
 use serde::{Deserialize, Serialize};
 
 use self::addition::Addition;
-pub use self::addition::{AdditionConfig, Mixture, Operands, Order, Widths};
+pub use self::addition::{AdditionConfig, DigitOrder, Mixture, Operands, Widths};
 pub use self::error::TaskError;
 pub use self::task::Task;
 use self::text::Text;
@@ -36,11 +36,8 @@ pub enum TaskConfig {
 impl TaskConfig {
     /// The task of this name with its default options.
     pub fn preset(name: &str) -> Option<Self> {
-        match name {
-            "addition" => Some(Self::Addition(AdditionConfig::default())),
-            "text" => Some(Self::Text(TextConfig::default())),
-            _ => None,
-        }
+        let all = [Self::Addition(AdditionConfig::default()), Self::Text(TextConfig::default())];
+        all.into_iter().find(|task| task.name() == name)
     }
 
     /// The task's name, one of [`TASKS`].
@@ -130,5 +127,24 @@ impl TaskConfig {
             Self::Addition(config) => Box::new(Addition::new(config.clone(), tokenizer)),
             Self::Text(config) => Box::new(Text::open(config, tokenizer, monitor)?),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The names are those by which configuration files choose a task, and each has a preset.
+    #[test]
+    fn every_task_has_its_name() {
+        let known =
+            serde_json::from_value::<TaskConfig>(serde_json::json!({ "name": "" })).unwrap_err().to_string();
+        let names = TASKS.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or ");
+        assert!(known.ends_with(&format!("expected {names}")), "{known}");
+        for &name in TASKS {
+            let task = TaskConfig::preset(name).unwrap();
+            assert_eq!(serde_json::to_value(task).unwrap()["name"], name);
+        }
+        assert_eq!(TaskConfig::preset("poetry"), None);
     }
 }

@@ -256,7 +256,7 @@ impl RunFolder {
 
     /// The path of the checkpoint of a step.
     pub fn checkpoint(&self, step: u64) -> PathBuf {
-        self.path.join(CHECKPOINTS).join(format!("{STEP}{step:06}"))
+        checkpoint_path(&self.path, step)
     }
 
     /// The steps of the run's checkpoints, in order.
@@ -307,13 +307,19 @@ impl RunFolder {
     }
 }
 
+/// The path of the checkpoint of a step in a run's folder.
+fn checkpoint_path(run: &Path, step: u64) -> PathBuf {
+    run.join(CHECKPOINTS).join(format!("{STEP}{step:06}"))
+}
+
 /// The steps of the checkpoints in a run's folder, in order.
 pub fn checkpoint_steps(run: &Path) -> Result<Vec<u64>, FolderError> {
     let path = run.join(CHECKPOINTS);
     let entries = fs::read_dir(&path).at(&path)?;
     let step = |entry: fs::DirEntry| {
         let step = entry.file_name().to_str()?.strip_prefix(STEP)?.parse().ok()?;
-        is_checkpoint(&entry.path()).then_some(step)
+        // A run writes leading zeros, so a folder such as `step-12` is not its own.
+        (entry.path() == checkpoint_path(run, step) && is_checkpoint(&entry.path())).then_some(step)
     };
     let mut steps: Vec<u64> = entries.filter_map(|entry| step(entry.ok()?)).collect();
     steps.sort_unstable();
@@ -324,9 +330,8 @@ pub fn checkpoint_steps(run: &Path) -> Result<Vec<u64>, FolderError> {
 pub(crate) fn best_checkpoint(run: &Path) -> Result<Option<PathBuf>, FolderError> {
     let steps = checkpoint_steps(run)?;
     let Some(last) = steps.last() else { return Ok(None) };
-    let checkpoint = |step: u64| run.join(CHECKPOINTS).join(format!("{STEP}{step:06}"));
-    let best = best_step(&checkpoint(*last)).filter(|best| steps.contains(best));
-    Ok(Some(checkpoint(best.unwrap_or(*last))))
+    let best = best_step(&checkpoint_path(run, *last)).filter(|best| steps.contains(best));
+    Ok(Some(checkpoint_path(run, best.unwrap_or(*last))))
 }
 
 /// Whether a path still leads to the file that was opened.
@@ -362,4 +367,21 @@ fn lock(folder: &Path) -> Result<File, FolderError> {
     file.set_len(0).at(&path)?;
     file.write_all(std::process::id().to_string().as_bytes()).at(&path)?;
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A copy that a user made under a name with fewer digits is not a checkpoint of the run.
+    #[test]
+    fn only_folders_that_a_run_names_are_its_checkpoints() {
+        let run = tempfile::tempdir().unwrap();
+        for name in ["step-000012", "step-12", "step-+00013", "step-000014-copy", "step-1000000"] {
+            let folder = run.path().join(CHECKPOINTS).join(name);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("progress.json"), "{}").unwrap();
+        }
+        assert_eq!(checkpoint_steps(run.path()).unwrap(), [12, 1_000_000]);
+    }
 }

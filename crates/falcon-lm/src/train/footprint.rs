@@ -41,7 +41,7 @@ impl Footprint {
             optimizer: 2 * 4 * count,
             activations: part.saturating_mul(4 * per_token(&config.model)),
             // A token and its target take 12 bytes.
-            data: 12 * (batch + held_out),
+            data: batch.saturating_add(held_out).saturating_mul(12),
         }
     }
 
@@ -102,4 +102,25 @@ pub struct FootprintError {
     pub footprint: Footprint,
     /// The memory available, in bytes.
     pub available: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Layer;
+
+    /// A number of sequences that stands for all of them must not wrap around to a small estimate.
+    #[test]
+    fn an_estimate_does_not_overflow() {
+        let of = |sequences: u64| {
+            let layers = [Layer::of("task", "name", "text"), Layer::of("task", "eval_sequences", sequences)];
+            Footprint::of(&RunConfig::resolve(&layers).unwrap())
+        };
+        let (few, all) = (of(1), of(i64::MAX as u64));
+        assert_eq!((all.data, all.total()), (u64::MAX, u64::MAX));
+        assert_eq!(
+            (all.parameters, all.optimizer, all.activations),
+            (few.parameters, few.optimizer, few.activations)
+        );
+    }
 }

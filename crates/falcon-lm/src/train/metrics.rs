@@ -147,18 +147,31 @@ pub enum MetricsError {
 
 /// Reads the records of a run. An incomplete last line, which a killed process may leave, is ignored.
 pub fn read_metrics(path: &Path) -> Result<Vec<Record>, MetricsError> {
-    let text = std::fs::read_to_string(path).at(path)?;
-    Ok(parse(path, &text)?.into_iter().map(|(record, _)| record).collect())
+    let (records, damage) = read_intact_metrics(path)?;
+    damage.map_or(Ok(records), Err)
 }
 
-/// Parses records, each with its line.
-fn parse<'t>(path: &Path, text: &'t str) -> Result<Vec<(Record, &'t str)>, MetricsError> {
-    let mut records = Vec::new();
+/// As [`read_metrics`], but lines that are not records are left out. The error names the first of them.
+pub fn read_intact_metrics(path: &Path) -> Result<(Vec<Record>, Option<MetricsError>), PathError> {
+    // A damaged file need not be UTF-8, and a process may be killed in the middle of a character.
+    let bytes = std::fs::read(path).at(path)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let (records, damage) = parse(path, &text);
+    Ok((records.into_iter().map(|(record, _)| record).collect(), damage))
+}
+
+/// Parses records, each with its line. The error names the first line that is not a record.
+fn parse<'t>(path: &Path, text: &'t str) -> (Vec<(Record, &'t str)>, Option<MetricsError>) {
+    let (mut records, mut damage) = (Vec::new(), None);
     for (index, line) in text.split_inclusive('\n').enumerate().filter(|(_, line)| line.ends_with('\n')) {
-        let wrong = |source| MetricsError::Line { path: path.into(), line: index + 1, source };
-        records.push((serde_json::from_str(line.trim_end()).map_err(wrong)?, line));
+        match serde_json::from_str(line.trim_end()) {
+            Ok(record) => records.push((record, line)),
+            Err(source) => {
+                damage.get_or_insert(MetricsError::Line { path: path.into(), line: index + 1, source });
+            }
+        }
     }
-    Ok(records)
+    (records, damage)
 }
 
 /// Writes records, each at once and as a whole line.
@@ -177,16 +190,12 @@ impl MetricsLog {
         // A damaged file need not be UTF-8.
         let bytes = if path.exists() { std::fs::read(path).at(path)? } else { Vec::new() };
         let text = String::from_utf8_lossy(&bytes);
-        let records = match parse(path, &text) {
-            Ok(records) => records,
-            Err(error) => {
-                let copy = path.with_extension("damaged.jsonl");
-                write_file(&copy, &bytes)?;
-                warn(&format!("{error}; the line is left out, and the damaged file kept as {}", copy.display()));
-                let good = |line| serde_json::from_str(line).ok().map(|record: Record| (record, line));
-                text.split_inclusive('\n').filter(|line| line.ends_with('\n')).filter_map(good).collect()
-            }
-        };
+        let (records, damage) = parse(path, &text);
+        if let Some(damage) = damage {
+            let copy = path.with_extension("damaged.jsonl");
+            write_file(&copy, &bytes)?;
+            warn(&format!("{damage}; the line is left out, and the damaged file kept as {}", copy.display()));
+        }
         let done = records.into_iter().filter(|(record, _)| record.step() <= step);
         let kept: String = done.map(|(_, line)| line).collect();
         write_file(path, kept.as_bytes())?;
@@ -247,8 +256,8 @@ mod tests {
         all.iter().for_each(|record| log.write(record).unwrap());
         log.sync().unwrap();
         assert_eq!(read_metrics(&path).unwrap(), all);
-        // As a kill in the middle of a line would leave it.
-        std::fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"kind\":\"tr").unwrap();
+        // As a kill in the middle of a line would leave it, even in the middle of a character.
+        std::fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"kind\":\"\xc3").unwrap();
         assert_eq!(read_metrics(&path).unwrap(), all);
         let mut log = MetricsLog::resume(&path, 2, &mut |warning| panic!("{warning}")).unwrap();
         log.write(&train(3)).unwrap();
@@ -270,6 +279,9 @@ mod tests {
         let path = folder.path().join(METRICS_FILE);
         let damaged = [&line(&train(1))[..], b"{\"kind\":\xff\n", &line(&train(2))].concat();
         std::fs::write(&path, &damaged).unwrap();
+        let (records, damage) = read_intact_metrics(&path).unwrap();
+        assert_eq!(records, [train(1), train(2)]);
+        assert!(damage.unwrap().to_string().contains("line 2"));
         let mut warnings = Vec::new();
         let log = MetricsLog::resume(&path, 5, &mut |warning| warnings.push(warning.to_string()));
         log.unwrap().write(&train(3)).unwrap();

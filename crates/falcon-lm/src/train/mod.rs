@@ -18,7 +18,8 @@ pub use footprint::{Footprint, FootprintError};
 pub use health::{Fault, NonFinite};
 pub use metrics::METRICS_FILE;
 pub use metrics::{
-    EvalRecord, GatesRecord, MetricsError, Record, StartRecord, StopRecord, TrainRecord, read_metrics,
+    EvalRecord, GatesRecord, MetricsError, Record, StartRecord, StopRecord, TrainRecord, read_intact_metrics,
+    read_metrics,
 };
 pub use optimizer::{AdamW, Clip, clip};
 pub use step::{StepGradients, gradients};

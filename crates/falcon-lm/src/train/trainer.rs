@@ -395,9 +395,7 @@ impl Trainer {
             for (name, total, groups) in scores {
                 if !total.loss.is_finite() {
                     let what = format!("the loss on {name} is {}", total.loss);
-                    let batches = split.groups.iter().map(|(_, batch)| batch);
-                    let batch = batches.max_by_key(|batch| batch.tokens.len()).expect("a split has data");
-                    return Err(self.fail(step, what, &[], batch, watch)?);
+                    return Err(self.fail(step, what, &[], bad_batch(split, &groups), watch)?);
                 }
                 let score = (name == VALIDATION).then(|| self.task.score(&total));
                 if score.is_some() {
@@ -468,6 +466,13 @@ fn next_action(folder: &RunFolder, saved: Option<u64>) -> String {
     }
 }
 
+/// The data of the first group whose loss is not finite.
+fn bad_batch<'a>(split: &'a Split, groups: &[(String, Scores)]) -> &'a Batch {
+    // A single group without a name is the whole split, and is not scored separately.
+    let bad = groups.iter().position(|(_, scores)| !scores.loss.is_finite()).unwrap_or(0);
+    &split.groups[bad].1
+}
+
 /// The mean of each gate, by layer.
 fn gates(model: &Model, splits: &[Split]) -> Vec<BTreeMap<String, f64>> {
     let mut layers = vec![BTreeMap::new(); model.config().num_hidden_layers];
@@ -493,6 +498,22 @@ fn gates(model: &Model, splits: &[Split]) -> Vec<BTreeMap<String, f64>> {
 mod tests {
     use super::*;
     use crate::config::Layer;
+
+    #[test]
+    fn the_group_with_the_bad_loss_is_examined() {
+        let batch = |length| Batch::new([(vec![0; length], vec![Some(1); length])]);
+        let split = |names: &[&str]| Split {
+            name: "beyond".into(),
+            groups: names.iter().zip([2, 9]).map(|(name, length)| (name.to_string(), batch(length))).collect(),
+        };
+        let examined = |losses: [f64; 2]| {
+            let scores = losses.map(|loss| (String::new(), Scores { loss, ..Scores::default() }));
+            bad_batch(&split(&["width 1", "width 2"]), &scores).tokens.len()
+        };
+        assert_eq!([examined([f64::NAN, 1.0]), examined([1.0, f64::INFINITY])], [2, 9]);
+        // A split without named groups has no scores of groups.
+        assert_eq!(bad_batch(&split(&[""]), &[]).tokens.len(), 2);
+    }
 
     /// The same command resumes from the last checkpoint, or starts over if there is none.
     #[test]

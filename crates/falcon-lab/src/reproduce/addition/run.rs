@@ -9,7 +9,7 @@ use super::experiment::{
 };
 use super::measure::{evaluate_widths, exact_validation};
 use super::scales::config;
-use crate::reproduce::earlier::EarlierRecords;
+use crate::reproduce::earlier::{EarlierRecords, NotTaken};
 use crate::reproduce::error::ExperimentError;
 use crate::reproduce::fingerprint::{DataHash, Fingerprint};
 use crate::reproduce::observer::Observer;
@@ -32,8 +32,11 @@ pub fn run(
     let first = &runs[0].config;
     let data = DataHash::of(&first.task, &mut ())?;
     let fingerprint = |config: &RunConfig| Fingerprint::of(config, &data);
-    let same_samples = |record: &AdditionRecord, row| Ok((record.settings.samples == samples).then_some(row));
+    let same_samples = |record: &AdditionRecord, row| {
+        Ok(Some((record.settings.samples == samples).then_some(row).ok_or(NotTaken::Measured)))
+    };
     let taken = earlier.take(&runs, &fingerprint, observer, same_samples)?;
+    let Some(taken) = taken else { return Ok(Ended::interrupted()) };
     earlier.set_aside(&options.output, &taken, observer)?;
     let TaskConfig::Addition(task) = &first.task else { unreachable!("the task is addition") };
     run_and_record(

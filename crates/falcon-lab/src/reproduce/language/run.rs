@@ -15,7 +15,7 @@ use super::experiment::{LanguageExperiment, LanguageRecord, LanguageSettings};
 use super::measure::{evaluate_run, exam};
 use super::scales::{Corpus, config};
 use super::tokenizer::train_tokenizer;
-use crate::reproduce::earlier::EarlierRecords;
+use crate::reproduce::earlier::{EarlierRecords, NotTaken};
 use crate::reproduce::error::ExperimentError;
 use crate::reproduce::fingerprint::{DataHash, Fingerprint};
 use crate::reproduce::observer::Observer;
@@ -116,13 +116,14 @@ pub fn run(
             asked =
                 Some(exam.fingerprints(&open_tokenizer(first)?, &mut *observer.preparing("evaluation texts"))?);
         }
-        // None if reading the texts was interrupted. Then no row is trained either.
         let Some(Some(asked)) = &asked else { return Ok(None) };
-        Ok(row.measured.answering(asked).map(|measured| {
+        let measured = row.measured.answering(asked).ok_or(NotTaken::Measured);
+        Ok(Some(measured.map(|measured| {
             row.measured = measured;
             row
-        }))
+        })))
     })?;
+    let Some(taken) = taken else { return Ok(Ended::interrupted()) };
     earlier.set_aside(output, &taken, observer)?;
     let ended = run_and_record(
         (&runs, taken),
@@ -220,4 +221,93 @@ fn search_share(plan: &ExperimentPlan<'_>, row: &TableRow, config: &RunConfig) -
     let Some(search) = plan.searches.iter().find(|search| search.family.rows.contains(row)) else { return 0.0 };
     let steps: u64 = search.trials.iter().map(|trial| trial.config.train.schedule.steps).sum();
     steps as f64 / config.train.schedule.steps as f64 / search.family.rows.len() as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use falcon_lm::monitor::Monitor;
+    use falcon_lm::train::Watch;
+
+    use super::super::scales::SCALES;
+    use super::*;
+    use crate::reproduce::record::RESULTS_FILE;
+
+    /// Cancels a preparation, and keeps all notes.
+    #[derive(Default)]
+    struct Cancelling {
+        preparation: &'static str,
+        notes: Mutex<Vec<String>>,
+    }
+
+    impl Observer for Cancelling {
+        fn note(&self, line: &str) {
+            self.notes.lock().unwrap().push(line.into());
+        }
+
+        fn watch(&self, _title: String, _config: &RunConfig) -> Box<dyn Watch> {
+            Box::new(())
+        }
+
+        fn preparing(&self, what: &str) -> Box<dyn Monitor> {
+            let goes_on = what != self.preparation;
+            Box::new(from_fn(move |_| goes_on))
+        }
+
+        fn evaluating(&self, _title: &str) -> Box<dyn Monitor> {
+            Box::new(())
+        }
+    }
+
+    /// The row is not trained again, and nothing says that it is.
+    #[test]
+    fn an_interrupt_while_texts_are_read_leaves_the_record_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = |name: &str, words: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, words.repeat(100)).unwrap();
+            path
+        };
+        let output = folder.path().join("out");
+        let set = ["model.hidden_size=16", "model.num_heads=2", "model.intermediate_size=16", "task.length=8"];
+        let options = LanguageOptions {
+            experiment: ExperimentOptions {
+                scale: &SCALES[0],
+                models: vec!["retnet".into()],
+                seeds: None,
+                steps: Some(2),
+                set: set.map(String::from).into(),
+                ablation: None,
+                output: output.clone(),
+                continue_from: Vec::new(),
+                threads: 1,
+                jobs: None,
+                check_memory: true,
+                command: String::new(),
+            },
+            train: text("train.txt", "rain falls on the hill "),
+            valid: text("valid.txt", "and runs to a river "),
+            tokenizer: Some("bytes".into()),
+            texts: Vec::new(),
+            benchmarks: None,
+            search: None,
+        };
+        let ended = run(&options, &Cancelling::default()).unwrap();
+        assert_eq!((ended.outcome, ended.record.unwrap().rows.len()), (Outcome::Finished, 1));
+        // A record made elsewhere has no folders of runs beside it.
+        std::fs::remove_dir_all(output.join("retnet-s0")).unwrap();
+        let files = || {
+            let names = std::fs::read_dir(&output).unwrap().map(|entry| entry.unwrap().file_name());
+            let mut names: Vec<_> = names.collect();
+            names.sort();
+            (names, std::fs::read(output.join(RESULTS_FILE)).unwrap())
+        };
+        let before = files();
+        let observer = Cancelling { preparation: "evaluation texts", ..Cancelling::default() };
+        let ended = run(&options, &observer).unwrap();
+        assert_eq!((ended.outcome, ended.record), (Outcome::Interrupted, None));
+        assert_eq!(*observer.notes.lock().unwrap(), [""; 0]);
+        assert_eq!(files(), before);
+    }
 }

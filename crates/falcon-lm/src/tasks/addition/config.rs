@@ -4,7 +4,7 @@ use rand::RngExt;
 use rand::rngs::ChaCha12Rng;
 use serde::{Deserialize, Serialize};
 
-use super::sum::{Order, Part, Sum};
+use super::sum::{DigitOrder, Part, Sum};
 use crate::batch::Batch;
 use crate::random::rng;
 use crate::tasks::error::{TaskError, check};
@@ -17,7 +17,7 @@ pub struct AdditionConfig {
     /// The largest number of digits of an operand in evaluations beyond the training widths.
     pub beyond: usize,
     /// The order in which digits are written.
-    pub order: Order,
+    pub order: DigitOrder,
     /// How the lengths of the two operands relate.
     pub operands: Operands,
     /// Whether numbers are padded with zeros: operands may begin with zeros, and the sum has one digit more than the
@@ -73,7 +73,7 @@ impl Default for AdditionConfig {
         Self {
             max_width: 8,
             beyond: 12,
-            order: Order::AllReversed,
+            order: DigitOrder::AllReversed,
             operands: Operands::Equal,
             leading_zeros: true,
             widths: Widths::Uniform,

@@ -5,9 +5,9 @@
 //! target  the sum                n + 1 digits, the lowest first
 //! ```
 //!
-//! This is the default format. With another [`Order`] only the sum is reversed; with other [`Operands`] the two numbers
-//! differ in length; and without [leading zeros](AdditionConfig::leading_zeros) the sum has as many digits as it needs,
-//! followed by an end token.
+//! This is the default format. With another [`DigitOrder`] only the sum is reversed; with other [`Operands`] the two
+//! numbers differ in length; and without [leading zeros](AdditionConfig::leading_zeros) the sum has as many digits as it
+//! needs, followed by an end token.
 //!
 //! The model reads the prompt and the target except for its last token. The loss covers the predictions after `=` and
 //! after every digit of the target. Training uses widths from 1 to [`AdditionConfig::max_width`]; larger widths are
@@ -28,7 +28,7 @@ use serde_json::Value;
 
 pub use self::config::{AdditionConfig, Mixture, Operands, Widths};
 pub(super) use self::sum::VOCABULARY;
-pub use self::sum::{END, Order, Part, Sum, one_digit_tests};
+pub use self::sum::{DigitOrder, END, Part, Sum, one_digit_tests};
 pub(super) use self::tokenizer::tokenizer;
 use super::error::TaskError;
 use super::task::Task;
@@ -175,7 +175,7 @@ mod tests {
     /// All ways to write and draw sums.
     fn configs() -> Vec<AdditionConfig> {
         let mut configs = Vec::new();
-        for order in [Order::AllReversed, Order::SumReversed] {
+        for order in [DigitOrder::AllReversed, DigitOrder::SumReversed] {
             for operands in [Operands::Equal, Operands::Independent] {
                 for leading_zeros in [true, false] {
                     let base = AdditionConfig::default();
@@ -196,8 +196,8 @@ mod tests {
             let operand = |tokens: &[u32]| -> Vec<u8> {
                 let digits = tokens.iter().map(|token| u8::try_from(*token).unwrap());
                 match config.order {
-                    Order::AllReversed => digits.rev().collect(),
-                    Order::SumReversed => digits.collect(),
+                    DigitOrder::AllReversed => digits.rev().collect(),
+                    DigitOrder::SumReversed => digits.collect(),
                 }
             };
             let sum = Sum { a: operand(&tokens[1..plus]), b: operand(&tokens[plus + 1..equals]) };

@@ -14,7 +14,7 @@ pub const END: u32 = 13;
 /// The order in which digits are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Order {
+pub enum DigitOrder {
     /// Operands and sum have the lowest digit first, as in the authors' data.
     AllReversed,
     /// Operands have the highest digit first, the sum the lowest, as in the paper's formula.
@@ -60,7 +60,7 @@ impl Sum {
 
     /// The tokens to read and the target after each of them. Without leading zeros the number of digits is part of the
     /// answer, so that the target after the last digit is the end token.
-    pub fn tokens_and_targets(&self, order: Order, leading_zeros: bool) -> (Vec<u32>, Vec<Option<u32>>) {
+    pub fn tokens_and_targets(&self, order: DigitOrder, leading_zeros: bool) -> (Vec<u32>, Vec<Option<u32>>) {
         let mut answer: Vec<u32> = self.digits().into_iter().map(u32::from).collect();
         if !leading_zeros {
             let highest = answer.iter().rposition(|digit| *digit != 0).unwrap_or(0);
@@ -70,8 +70,8 @@ impl Sum {
         let operand = |digits: &[u8]| -> Vec<u32> {
             let digits = digits.iter().copied().map(u32::from);
             match order {
-                Order::AllReversed => digits.rev().collect(),
-                Order::SumReversed => digits.collect(),
+                DigitOrder::AllReversed => digits.rev().collect(),
+                DigitOrder::SumReversed => digits.collect(),
             }
         };
         let mut tokens = [&[BEGIN], &*operand(&self.a), &[PLUS], &operand(&self.b), &[EQUALS]].concat();
@@ -83,7 +83,7 @@ impl Sum {
 
     /// The part that the sum belongs to, by the first hexadecimal digit of the SHA-256 of its prompt with the highest
     /// digits first, such as `07+15=`: 0 is validation, 1 is test, all others are training. The hashed form does not
-    /// depend on the [`Order`], so that a sum that is trained on in one order is not held out in another.
+    /// depend on the [`DigitOrder`], so that a sum that is trained on in one order is not held out in another.
     pub fn part(&self) -> Part {
         let character = |digit: &u8| b'0' + digit;
         let prompt = self.a.iter().map(character).chain([b'+']).chain(self.b.iter().map(character)).chain([b'=']);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     /// The tokens, and the targets from `=` on.
-    fn written(sum: &Sum, order: Order, leading_zeros: bool) -> (Vec<u32>, Vec<u32>) {
+    fn written(sum: &Sum, order: DigitOrder, leading_zeros: bool) -> (Vec<u32>, Vec<u32>) {
         let (tokens, targets) = sum.tokens_and_targets(order, leading_zeros);
         assert_eq!(tokens.len(), targets.len());
         let equals = tokens.iter().position(|token| *token == EQUALS).unwrap();
@@ -130,10 +130,10 @@ mod tests {
     fn digits_are_written_in_the_given_order() {
         let sum = sum(&[1, 2, 3], &[9, 0, 5]);
         // 123 + 905 = 1028.
-        let (tokens, targets) = written(&sum, Order::AllReversed, true);
+        let (tokens, targets) = written(&sum, DigitOrder::AllReversed, true);
         assert_eq!(tokens, [BEGIN, 3, 2, 1, PLUS, 5, 0, 9, EQUALS, 8, 2, 0]);
         assert_eq!(targets, [8, 2, 0, 1]);
-        let (tokens, targets) = written(&sum, Order::SumReversed, true);
+        let (tokens, targets) = written(&sum, DigitOrder::SumReversed, true);
         assert_eq!(tokens, [BEGIN, 1, 2, 3, PLUS, 9, 0, 5, EQUALS, 8, 2, 0]);
         assert_eq!(targets, [8, 2, 0, 1]);
     }
@@ -142,21 +142,21 @@ mod tests {
     fn leading_zeros_are_written_or_the_last_target_is_the_end_token() {
         // 95 + 7 = 102.
         let longer = sum(&[9, 5], &[7]);
-        let (tokens, targets) = written(&longer, Order::AllReversed, true);
+        let (tokens, targets) = written(&longer, DigitOrder::AllReversed, true);
         assert_eq!((tokens, targets), (vec![BEGIN, 5, 9, PLUS, 7, EQUALS, 2, 0], vec![2, 0, 1]));
-        let (tokens, targets) = written(&longer, Order::AllReversed, false);
+        let (tokens, targets) = written(&longer, DigitOrder::AllReversed, false);
         assert_eq!((tokens, targets), (vec![BEGIN, 5, 9, PLUS, 7, EQUALS, 2, 0, 1], vec![2, 0, 1, END]));
         // 12 + 7 = 19: no carry, and a digit less.
         let shorter = sum(&[1, 2], &[7]);
-        assert_eq!(written(&shorter, Order::AllReversed, true).1, [9, 1, 0]);
-        let (tokens, targets) = written(&shorter, Order::SumReversed, false);
+        assert_eq!(written(&shorter, DigitOrder::AllReversed, true).1, [9, 1, 0]);
+        let (tokens, targets) = written(&shorter, DigitOrder::SumReversed, false);
         assert_eq!((tokens, targets), (vec![BEGIN, 1, 2, PLUS, 7, EQUALS, 9, 1], vec![9, 1, END]));
         // Zeros that are not leading are kept, as in 5 + 5 = 10, and so is the single digit of 0 + 0 = 0.
-        assert_eq!(written(&sum(&[5], &[5]), Order::AllReversed, false).1, [0, 1, END]);
+        assert_eq!(written(&sum(&[5], &[5]), DigitOrder::AllReversed, false).1, [0, 1, END]);
         let zero = sum(&[0], &[0]);
-        let (tokens, targets) = written(&zero, Order::AllReversed, false);
+        let (tokens, targets) = written(&zero, DigitOrder::AllReversed, false);
         assert_eq!((tokens, targets), (vec![BEGIN, 0, PLUS, 0, EQUALS, 0], vec![0, END]));
-        assert_eq!(written(&zero, Order::AllReversed, true).1, [0, 0]);
+        assert_eq!(written(&zero, DigitOrder::AllReversed, true).1, [0, 0]);
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub(in crate::tasks) fn tokenizer() -> Tokenizer {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sum::{Order, Sum, VOCABULARY};
+    use super::super::sum::{DigitOrder, Sum, VOCABULARY};
     use super::*;
 
     /// A sum that a user types is encoded to the tokens that training uses.
@@ -53,7 +53,7 @@ mod tests {
     fn text_is_encoded_as_training_writes_it() {
         let tokenizer = tokenizer();
         assert_eq!((tokenizer.size(), tokenizer.begin(), tokenizer.end()), (VOCABULARY, 12, 13));
-        let (written, _) = Sum { a: vec![1, 2], b: vec![3, 4] }.tokens_and_targets(Order::AllReversed, true);
+        let (written, _) = Sum { a: vec![1, 2], b: vec![3, 4] }.tokens_and_targets(DigitOrder::AllReversed, true);
         let text = tokenizer.try_encode("21+43=64").unwrap();
         assert_eq!([&[tokenizer.begin()], &text[..]].concat(), written);
         assert_eq!(tokenizer.decode(&written), "21+43=64");

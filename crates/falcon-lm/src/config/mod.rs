@@ -1,18 +1,23 @@
 //! The configuration of a run. Keys from TOML files and from the command line override those of presets, so that every
 //! key has a value.
 
-use std::path::{Path, PathBuf};
+mod error;
+mod layer;
 
-use falcon_base::{AtPath, PathError, nearest};
-use falcon_nn::{ConfigError, MixerConfig, ModelConfig};
+use std::path::Path;
+
+use falcon_base::nearest;
+use falcon_nn::{MixerConfig, ModelConfig};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
-use thiserror::Error;
+use serde_json::Value;
 
+pub use self::error::RunConfigError;
+pub use self::layer::Layer;
+use self::layer::{last_name, last_value};
 use crate::data::{TOKENIZER_FILE, Tokenizer};
-use crate::recipe::{TrainConfig, TrainConfigError};
-use crate::tasks::{TASKS, TaskConfig, TaskError};
+use crate::recipe::TrainConfig;
+use crate::tasks::{TASKS, TaskConfig};
 
 /// Name of the configuration file in a run's folder.
 pub const RUN_FILE: &str = "config.toml";
@@ -46,239 +51,6 @@ pub struct Draft {
     /// The training recipe.
     pub train: TrainConfig,
     layers: Vec<Layer>,
-}
-
-/// Why a configuration cannot be used.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum RunConfigError {
-    /// A file cannot be read.
-    #[error(transparent)]
-    Path(#[from] PathError),
-    /// A file is not TOML.
-    #[error("{from}: {source}")]
-    Toml {
-        /// The file.
-        from: String,
-        /// Where it is wrong.
-        source: toml::de::Error,
-    },
-    /// An argument of `--set` does not have the form of a key with a value.
-    #[error("{from}: give it as section.key=value, such as train.lr=3e-4")]
-    Argument {
-        /// The argument.
-        from: String,
-    },
-    /// A number is infinite or not a number.
-    #[error("{from}: {key} = {got} is not a finite number")]
-    NotFinite {
-        /// A file, or an argument.
-        from: String,
-        /// The key.
-        key: String,
-        /// The value.
-        got: f64,
-    },
-    /// A section or key is unknown.
-    #[error("{from}: unknown key {key}; {hint}")]
-    Unknown {
-        /// A file, or an argument.
-        from: String,
-        /// The key.
-        key: String,
-        /// The nearest known key, or all of them.
-        hint: String,
-    },
-    /// A value has the wrong type.
-    #[error("{from}: {key} = {value}: {source}")]
-    Value {
-        /// A file, or an argument.
-        from: String,
-        /// The key.
-        key: String,
-        /// The value.
-        value: String,
-        /// What is wrong with it.
-        source: serde_json::Error,
-    },
-    /// A key is not allowed where it was given, or does not have the kind of value that it needs.
-    #[error("{from}: {key} = {value}: {what}")]
-    Refused {
-        /// A file, or an argument.
-        from: String,
-        /// The key.
-        key: String,
-        /// The value.
-        value: String,
-        /// What it must be, or why it is refused.
-        what: String,
-    },
-    /// A name is not one of those known.
-    #[error("unknown {what} {got:?}; {hint}")]
-    Name {
-        /// What it should name.
-        what: &'static str,
-        /// The name.
-        got: String,
-        /// The nearest known name, or all of them.
-        hint: String,
-    },
-    /// The folder holds a run of another model or task.
-    #[error(
-        "{run} holds a run whose {key} is {there}, not {here}; choose another folder by --run, or start from its \
-         weights by --init-from"
-    )]
-    OtherRun {
-        /// The run's folder.
-        run: PathBuf,
-        /// The key.
-        key: String,
-        /// The run's value.
-        there: String,
-        /// The value given.
-        here: String,
-    },
-    /// The model is impossible.
-    #[error("model: {0}")]
-    Model(#[from] ConfigError),
-    /// The model's vocabulary does not have the size of the task's.
-    #[error("model.vocab_size must be {task}, the tokens of the task, got {got}; leave it out")]
-    Vocabulary {
-        /// Tokens of the task.
-        task: usize,
-        /// Tokens of the model.
-        got: usize,
-    },
-    /// The size of the vocabulary is not known before the tokenizer is opened.
-    #[error("model.vocab_size is missing: it is the number of tokens of task.tokenizer, which is not open")]
-    NoVocabulary,
-    /// The task cannot be used.
-    #[error(transparent)]
-    Task(#[from] TaskError),
-    /// The training recipe cannot be used.
-    #[error(transparent)]
-    Train(#[from] TrainConfigError),
-}
-
-/// Keys and values from one file or argument.
-#[derive(Clone, Debug)]
-pub struct Layer {
-    from: String,
-    values: Map<String, Value>,
-}
-
-impl Layer {
-    /// Reads a TOML file.
-    pub fn file(path: &Path) -> Result<Self, RunConfigError> {
-        let text = std::fs::read_to_string(path).at(path)?;
-        Self::text(&path.display().to_string(), &text)
-    }
-
-    /// Parses TOML; errors call it `from`.
-    pub fn text(from: &str, text: &str) -> Result<Self, RunConfigError> {
-        let toml = |source| RunConfigError::Toml { from: from.into(), source };
-        let table: toml::Table = toml::from_str(text).map_err(toml)?;
-        let table = toml::Value::Table(table);
-        refuse_non_finite(&table, "", from)?;
-        match serde_json::to_value(table) {
-            Ok(Value::Object(values)) => Ok(Self { from: from.into(), values }),
-            _ => unreachable!("a table of finite values is a JSON object"),
-        }
-    }
-
-    /// Parses `section.key=value`, the argument of `--set`. A value that is not TOML is taken as text.
-    pub fn set(argument: &str) -> Result<Self, RunConfigError> {
-        let from = format!("--set {argument}");
-        let parts = argument.split_once('=').and_then(|(path, value)| Some((path.trim().split_once('.')?, value)));
-        let Some(((section, key), value)) = parts else {
-            return Err(RunConfigError::Argument { from });
-        };
-        let parsed = toml::from_str::<toml::Table>(&format!("value = {value}")).ok();
-        let value = match parsed.and_then(|mut table| table.remove("value")) {
-            // No key takes a date, so a value that looks like a date is a name.
-            None | Some(toml::Value::Datetime(_)) => Value::from(value.trim()),
-            Some(parsed) => {
-                refuse_non_finite(&parsed, &format!("{section}.{key}"), &from)?;
-                serde_json::to_value(parsed).expect("a TOML value is plain data")
-            }
-        };
-        Ok(Self { from, ..Self::of(section, key, value) })
-    }
-
-    /// Whether this layer sets a key.
-    pub fn has(&self, section: &str, key: &str) -> bool {
-        self.values.get(section).is_some_and(|values| values.get(key).is_some())
-    }
-
-    /// The error that a key of this layer cannot be used. Its text ends with "this is `what`".
-    pub fn refused(&self, section: &str, key: &str, what: &str) -> RunConfigError {
-        let value = self.values.get(section).and_then(|values| values.get(key));
-        RunConfigError::Refused {
-            from: self.from.clone(),
-            key: format!("{section}.{key}"),
-            value: value.map_or_else(String::new, Value::to_string),
-            what: format!("this is {what}"),
-        }
-    }
-
-    /// A layer with one key of this one.
-    pub fn only(&self, section: &str, key: &str) -> Option<Self> {
-        let value = self.values.get(section)?.get(key)?.clone();
-        Some(Self { from: self.from.clone(), ..Self::of(section, key, value) })
-    }
-
-    /// All keys of a model except for the size of its vocabulary, which follows from the task. Errors call it `from`.
-    pub fn model(from: &str, model: &ModelConfig) -> Self {
-        let Ok(Value::Object(mut keys)) = serde_json::to_value(model) else {
-            unreachable!("a configuration is a table")
-        };
-        keys.remove("vocab_size");
-        Self { from: from.into(), values: Map::from_iter([("model".to_string(), Value::Object(keys))]) }
-    }
-
-    /// A layer with a single key.
-    pub fn of(section: &str, key: &str, value: impl Into<Value>) -> Self {
-        let section_values = Map::from_iter([(key.to_string(), value.into())]);
-        let values = Map::from_iter([(section.to_string(), Value::Object(section_values))]);
-        Self { from: format!("{section}.{key}"), values }
-    }
-}
-
-/// The value of a key in the last layer that sets it.
-fn last_value<'a>(layers: &'a [Layer], section: &str, key: &str) -> Option<&'a Value> {
-    layers.iter().rev().find_map(|layer| layer.values.get(section)?.get(key))
-}
-
-/// The value of a key that takes a name.
-fn last_name<'a>(
-    layers: &'a [Layer],
-    section: &str,
-    key: &str,
-    default: &'a str,
-) -> Result<&'a str, RunConfigError> {
-    match last_value(layers, section, key) {
-        None => Ok(default),
-        Some(Value::String(name)) => Ok(name),
-        Some(_) => {
-            let layer = layers.iter().rev().find(|layer| layer.has(section, key)).expect("a layer sets the key");
-            Err(layer.refused(section, key, "a name: put it in quotes"))
-        }
-    }
-}
-
-/// Refuses infinities and NaN, which would become null in JSON, the form in which layers are merged.
-fn refuse_non_finite(value: &toml::Value, key: &str, from: &str) -> Result<(), RunConfigError> {
-    match value {
-        toml::Value::Float(got) if !got.is_finite() => {
-            Err(RunConfigError::NotFinite { from: from.into(), key: key.into(), got: *got })
-        }
-        toml::Value::Table(table) => table.iter().try_for_each(|(name, value)| {
-            let separator = if key.is_empty() { "" } else { "." };
-            refuse_non_finite(value, &format!("{key}{separator}{name}"), from)
-        }),
-        toml::Value::Array(values) => values.iter().try_for_each(|value| refuse_non_finite(value, key, from)),
-        _ => Ok(()),
-    }
 }
 
 /// The sections of a configuration file.
