@@ -151,6 +151,7 @@ mod state;
 mod step;
 mod tape;
 mod view;
+mod widen;
 
 pub use aligned::Aligned;
 pub use backward::{Grads, GradsMut};
@@ -174,4 +175,5 @@ pub use view::View;
 pub mod vector {
     pub use crate::real::products;
     pub use crate::simd::vectorised;
+    pub use crate::widen::{BLOCK, widen};
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
-use falcon_nn::{CONFIG_FILE, FileError, Model, WEIGHTS_FILE};
+use falcon_nn::{CONFIG_FILE, FileError, Model, WEIGHTS_FILE, WeightFormat};
 use thiserror::Error;
 
 use crate::config::RUN_FILE;
@@ -20,7 +20,7 @@ pub struct Trained {
     pub tokenizer: Tokenizer,
     /// The folder of the model.
     pub folder: PathBuf,
-    /// The first 16 hexadecimal digits of the SHA-256 of its weights.
+    /// The first 16 hexadecimal digits of the SHA-256 of its weights, and their format if they are packed.
     pub weights: String,
 }
 
@@ -150,6 +150,15 @@ impl Trained {
             return Err(TrainedError::OtherTokenizer { path: folder, name, tokenizer, model });
         }
         Ok(Self { model, tokenizer, folder, weights: short(weights) })
+    }
+
+    /// The same model with its weights in another format; see [`Model::packed`]. What it says differs slightly from what
+    /// the model says, so neither its results nor its states are taken for those of the model.
+    pub fn packed(self, format: WeightFormat) -> Self {
+        if format == WeightFormat::F32 {
+            return self;
+        }
+        Self { model: self.model.packed(format), weights: format!("{}-{format}", self.weights), ..self }
     }
 }
 

@@ -8,6 +8,7 @@ use safetensors::tensor::SafeTensorError;
 use thiserror::Error;
 
 use crate::config::ConfigError;
+use crate::ops::packed::WeightFormat;
 
 /// Why a file of a model or a state cannot be read or written.
 #[derive(Debug, Error)]
@@ -16,6 +17,14 @@ pub enum FileError {
     /// The file cannot be opened, read or written.
     #[error(transparent)]
     Path(#[from] PathError),
+    /// A packed model was to be saved.
+    #[error("{path}: a model with {weights} weights cannot be saved: save the model that it was made from")]
+    Packed {
+        /// The folder.
+        path: PathBuf,
+        /// The format of its weights.
+        weights: WeightFormat,
+    },
     /// `config.json` is not text.
     #[error("{path}: not UTF-8: {source}")]
     Text {

@@ -20,6 +20,7 @@ use crate::file_error::FileError;
 use crate::init::Init;
 use crate::model::Model;
 use crate::names::Parameter;
+use crate::ops::packed::WeightFormat;
 
 /// Name of the configuration file in the folder of a model.
 pub const CONFIG_FILE: &str = "config.json";
@@ -43,6 +44,9 @@ impl Model {
     /// Like [`Model::save`], with the fingerprint of the model's tokenizer in `config.json`, by which another
     /// tokenizer can be refused.
     pub fn save_for(&self, folder: &Path, tokenizer: Option<&str>) -> Result<(), FileError> {
+        if self.weights() != WeightFormat::F32 {
+            return Err(FileError::Packed { path: folder.into(), weights: self.weights() });
+        }
         std::fs::create_dir_all(folder).at(folder)?;
         let mut arrays = BTreeMap::new();
         self.visit_parameters(|name, _, values| {

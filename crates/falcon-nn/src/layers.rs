@@ -1,5 +1,7 @@
 //! The smaller layers: matrices, normalisation, convolution, SwiGLU. Activations are `[tokens, features]`.
 
+use std::sync::Arc;
+
 use burn::module::{Module, Param};
 use burn::tensor::{Tensor, activation};
 
@@ -7,10 +9,11 @@ use crate::context::Context;
 use crate::init::Init;
 use crate::ops::Engine;
 use crate::ops::conv::convolve;
-use crate::ops::linear::linear;
 use crate::ops::mlp::{Branch, mlp};
-use crate::ops::norm::{Norm, normalise};
-use crate::ops::project::Rms;
+use crate::ops::norm::{Norm, Rms, normalise};
+use crate::ops::packed::{Matrix, PackedMatrix, WeightFormat};
+use crate::ops::project::{join, project};
+use crate::ops::swiglu::swiglu;
 use crate::ops::tensor::last;
 use crate::options::Activation;
 use crate::sequences::Sequences;
@@ -18,19 +21,43 @@ use crate::sequences::Sequences;
 /// `y = x Wᵀ`, without bias.
 #[derive(Module, Debug)]
 pub(crate) struct Linear {
-    /// `[out, in]`.
+    /// `[out, in]`, or `[out, 0]` if the matrix is packed.
     pub weight: Param<Tensor<2>>,
+    /// The matrix in fewer bits.
+    #[module(skip)]
+    packed: Option<Arc<PackedMatrix>>,
 }
 
 impl Linear {
     /// A matrix `[out, in]` inside a block.
     pub(crate) fn matrix(out: usize, inputs: usize, init: &mut Init) -> Self {
-        Self { weight: init.matrix(out, inputs) }
+        Self::new(init.matrix(out, inputs))
     }
 
     /// A matrix `[out, in]` that ends a residual branch.
     pub(crate) fn last(out: usize, inputs: usize, init: &mut Init) -> Self {
-        Self { weight: init.last_matrix(out, inputs) }
+        Self::new(init.last_matrix(out, inputs))
+    }
+
+    pub(crate) fn new(weight: Param<Tensor<2>>) -> Self {
+        Self { weight, packed: None }
+    }
+
+    /// The matrix `W`.
+    pub(crate) fn val(&self) -> Matrix {
+        match &self.packed {
+            Some(packed) => Matrix::Packed(packed.clone()),
+            None => Matrix::Full(self.weight.val()),
+        }
+    }
+
+    /// Replaces the matrix by one in fewer bits.
+    pub(crate) fn pack(&mut self, format: WeightFormat) {
+        let weight = self.weight.val();
+        let ([outputs, inputs], device) = (weight.dims(), weight.device());
+        let numbers: Vec<f32> = weight.into_data().try_into_vec().expect("parameters are f32");
+        self.packed = Some(Arc::new(PackedMatrix::new(&numbers, inputs, format)));
+        self.weight = Param::initialized(self.weight.id, Tensor::zeros([outputs, 0], &device));
     }
 }
 
@@ -180,18 +207,24 @@ impl SwiGlu {
 
     /// The residual branch `x + mlp(norm(x))`.
     pub(crate) fn branch(&self, x: Tensor<2>, norm: &RmsNorm, context: &Context<'_, '_>) -> Tensor<2> {
-        let [gate, up, down] = [&self.gate_proj, &self.up_proj, &self.down_proj].map(|linear| linear.weight.val());
-        match context.engine {
-            Engine::Kernels => {
+        let engine = context.engine;
+        let matrices = [&self.gate_proj, &self.up_proj, &self.down_proj].map(Linear::val);
+        match (engine, matrices) {
+            (Engine::Kernels, [Matrix::Full(gate), Matrix::Full(up), Matrix::Full(down)]) => {
                 let (norm, eps) = norm.parts();
                 mlp(x, Branch { norm, gate, up, down }, eps)
             }
-            Engine::Tensors => {
-                let apply = |x: Tensor<2>, weight: Tensor<2>| linear(context.engine, x, weight);
-                let h = norm.forward(x.clone(), context);
-                x + apply(activation::silu(apply(h.clone(), gate)) * apply(h, up), down)
+            (_, [gate, up, down]) => {
+                let mut products = project(engine, x.clone(), Some(norm.parts()), vec![gate, up]).into_iter();
+                let mut next = || products.next().expect("two products");
+                join(engine, swiglu(engine, next(), next()), None, down, Some(x))
             }
         }
+    }
+
+    /// The matrices, to be packed.
+    pub(crate) fn matrices_mut(&mut self) -> [&mut Linear; 3] {
+        [&mut self.gate_proj, &mut self.up_proj, &mut self.down_proj]
     }
 }
 

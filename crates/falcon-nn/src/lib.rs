@@ -75,6 +75,7 @@ pub use model::{Model, ModelState};
 pub use names::{Parameter, Values};
 pub use ops::Engine;
 pub use ops::loss::{Prediction, cross_entropy, loss_and_predictions, predictions};
+pub use ops::packed::{UnknownFormat, WeightFormat};
 pub use options::{Activation, DecayGate, FeatureMap, GainGate, MatrixInit, OutputGate, OutputNorm, QkNorm};
 pub use presets::{PRESETS, SIZES};
 pub use sequences::Sequences;

@@ -1,6 +1,6 @@
 //! A language model: embedding, blocks, norm, output matrix.
 
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 
 use crate::config::{ConfigError, ModelConfig};
@@ -12,13 +12,14 @@ use crate::mup;
 use crate::ops::Engine;
 use crate::ops::embedding::embed;
 use crate::ops::linear::linear;
+use crate::ops::packed::WeightFormat;
 use crate::probe::Probe;
 use crate::sequences::Sequences;
 
 /// Pre-norm blocks between an embedding and an output matrix, which may be one and the same matrix.
 #[derive(Module, Debug)]
 pub struct Model {
-    embeddings: Embedding,
+    embeddings: Linear,
     layers: Vec<Block>,
     norm: RmsNorm,
     lm_head: Option<Linear>,
@@ -26,13 +27,8 @@ pub struct Model {
     config: ModelConfig,
     #[module(skip)]
     engine: Engine,
-}
-
-/// One row for every token of the vocabulary.
-#[derive(Module, Debug)]
-pub(crate) struct Embedding {
-    /// `[vocabulary, hidden]`.
-    pub weight: Param<Tensor<2>>,
+    #[module(skip)]
+    weights: WeightFormat,
 }
 
 /// `x + mixer(norm(x))`, then `x + mlp(norm(x))`.
@@ -106,17 +102,15 @@ impl Model {
     pub(crate) fn with_init(config: &ModelConfig, init: &mut Init) -> Result<Self, ConfigError> {
         config.validate()?;
         let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
-        let embeddings = Embedding { weight: init.normal([vocabulary, hidden], config.initializer_range) };
+        let embeddings = Linear::new(init.normal([vocabulary, hidden], config.initializer_range));
         let count = config.num_hidden_layers;
         let block = |layer| {
             init.enter_layer(layer, count);
             Block::new(config, init)
         };
         let layers: Result<Vec<_>, _> = (0..count).map(block).collect();
-        let lm_head = (!config.tie_word_embeddings).then(|| {
-            let weight = init.normal([vocabulary, hidden], config.initializer_range);
-            Linear { weight }
-        });
+        let lm_head = (!config.tie_word_embeddings)
+            .then(|| Linear::new(init.normal([vocabulary, hidden], config.initializer_range)));
         Ok(Self {
             embeddings,
             layers: layers?,
@@ -124,7 +118,36 @@ impl Model {
             lm_head,
             config: config.clone(),
             engine: init.checked_engine()?,
+            weights: WeightFormat::F32,
         })
+    }
+
+    /// The same model with its matrices in fewer bits, for inference on the CPU: a token is generated as fast as the
+    /// matrices are read from memory. States and arithmetic stay `f32`, and states of the model can be continued. A
+    /// packed model can neither be trained nor saved.
+    ///
+    /// # Panics
+    ///
+    /// If the model is packed already, or computes with [`Engine::Tensors`].
+    pub fn packed(mut self, format: WeightFormat) -> Self {
+        if format == WeightFormat::F32 {
+            return self;
+        }
+        assert_eq!(self.engine, Engine::Kernels, "only models on the CPU can be packed");
+        assert_eq!(self.weights, WeightFormat::F32, "a model can be packed once");
+        self.embeddings.pack(format);
+        for layer in &mut self.layers {
+            layer.attn.pack(format);
+            layer.mlp.iter_mut().flat_map(SwiGlu::matrices_mut).for_each(|matrix| matrix.pack(format));
+        }
+        self.lm_head.iter_mut().for_each(|head| head.pack(format));
+        self.weights = format;
+        self
+    }
+
+    /// How the matrices are held.
+    pub fn weights(&self) -> WeightFormat {
+        self.weights
     }
 
     /// The blocks, first to last.
@@ -145,7 +168,7 @@ impl Model {
 
     /// The device of the parameters.
     pub fn device(&self) -> Device {
-        self.embeddings.weight.val().device()
+        self.norm.weight.val().device()
     }
 
     /// The state of `sequences` sequences before their first token.
@@ -272,7 +295,7 @@ impl Model {
         }
         let rotary = self.layers[0].attn.rotary(sequences, state.positions());
         let mut context = Context { engine: self.engine, sequences, rotary, probe };
-        let mut x = embed(self.engine, self.embeddings.weight.val(), tokens);
+        let mut x = embed(self.engine, self.embeddings.val(), tokens, &self.device());
         context.probe.show("embeddings", &x);
         // A panic leaves the state without layers, so that no later call uses a state of which only some have advanced.
         let before = std::mem::take(&mut state.layers);
@@ -292,7 +315,7 @@ impl Model {
 
     /// Logits from the hidden states of [`Model::hidden`].
     pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
-        let output = self.lm_head.as_ref().map_or(&self.embeddings.weight, |head| &head.weight);
+        let output = self.lm_head.as_ref().unwrap_or(&self.embeddings);
         let multiplier = mup::output_multiplier(&self.config);
         let hidden = if multiplier == 1.0 { hidden } else { hidden.mul_scalar(multiplier) };
         linear(self.engine, hidden, output.val())

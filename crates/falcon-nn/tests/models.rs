@@ -7,7 +7,7 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, activation};
 use falcon_nn::{
     DecayGate, Engine, FeatureMap, GainGate, MatrixInit, Mechanism, MixerConfig, MixerKind, Model, ModelConfig,
-    OutputNorm, PRESETS, Sequences,
+    OutputNorm, PRESETS, Sequences, WeightFormat,
 };
 
 use self::common::{VOCABULARY, assert_near, config, numbers, tensor, tokens};
@@ -37,6 +37,46 @@ fn streaming_gives_the_logits_of_the_whole_sequence() {
             }
             assert_near(&format!("{name} cut at {cuts:?}"), &numbers(Tensor::cat(pieces, 1)), &whole);
             assert_eq!(state.positions(), [time; 2]);
+        }
+    }
+}
+
+/// A model with weights in fewer bits says nearly what the model says, and the same at once and token by token, alone and
+/// beside other sequences.
+#[test]
+fn packed_weights_change_logits_little() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    for &name in PRESETS {
+        let model = config(name).init(1, &device).unwrap();
+        let (batch, time) = (3, 21);
+        let ids = tensor(&tokens(batch * time, 3), &device).reshape([batch, time]);
+        let expected = numbers(model.forward(ids.clone()));
+        assert_eq!(numbers(model.clone().packed(WeightFormat::F32).forward(ids.clone())), expected);
+        for (format, bound) in [(WeightFormat::Bf16, 0.02), (WeightFormat::Int8, 0.1)] {
+            let packed = model.clone().packed(format);
+            assert_eq!(packed.weights(), format);
+            let whole = numbers(packed.forward(ids.clone()));
+            let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| x * x).sum::<f32>().sqrt();
+            let error =
+                norm(&mut whole.iter().zip(&expected).map(|(x, y)| x - y)) / norm(&mut expected.iter().copied());
+            assert!(error > 0.0 && error < bound, "{name}, {format}: {error}");
+            let step = |ids: Tensor<2, Int>| {
+                let [count, _] = ids.dims();
+                let mut state = packed.state(count);
+                let rows = (0..time).map(|t| {
+                    let ids: Vec<u32> =
+                        ids.clone().slice([0..count, t..t + 1]).into_data().iter::<u32>().collect();
+                    packed.step(&ids, &mut state).unsqueeze_dim::<3>(1)
+                });
+                numbers(Tensor::cat(rows.collect(), 1))
+            };
+            let stepped = step(ids.clone());
+            assert_near(&format!("{name}, {format}, token by token"), &stepped, &whole);
+            let alone = step(ids.clone().slice([1..2, 0..time]));
+            assert_eq!(alone, stepped[alone.len()..2 * alone.len()], "{name}, {format}: one sequence of several");
+            let refused = packed.save(folder.path()).unwrap_err().to_string();
+            assert!(refused.contains(&format!("{format} weights cannot be saved")), "{refused}");
         }
     }
 }

@@ -10,7 +10,7 @@ use falcon_lab::bench::{
     ALWAYS_DECODED, BenchRule, GenerateOptions, KernelsOptions, ONLY_ON_REQUEST, PeerOptions, ScalingOptions,
     TrainOptions, named_rule,
 };
-use falcon_nn::{PRESETS, SIZES};
+use falcon_nn::{PRESETS, SIZES, WeightFormat};
 
 use crate::names::Names;
 use crate::threads::all_cores;
@@ -56,6 +56,14 @@ pub struct GenerateBenchArgs {
     /// The numbers of tokens before the first that is timed.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1000,10000", value_parser = size(1 << 30))]
     pub contexts: Vec<usize>,
+
+    /// The formats of the weights: f32, bf16, int8; a row for each.
+    #[arg(long, value_name = "FORMATS", value_delimiter = ',', default_value = "f32")]
+    pub weights: Vec<WeightFormat>,
+
+    /// The number of sequences to generate side by side.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = size(1024))]
+    pub sequences: usize,
 
     /// The number of tokens to generate after each context.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = size(1 << 20))]
@@ -150,6 +158,8 @@ impl GenerateBenchArgs {
             models: self.models.clone(),
             size: self.size.clone(),
             contexts: self.contexts.clone(),
+            weights: self.weights.clone(),
+            sequences: self.sequences,
             tokens: self.tokens,
             threads: self.threads.unwrap_or_else(all_cores),
         }
@@ -300,7 +310,8 @@ EXAMPLES
 const GENERATE: &str = "\
 COLUMNS
 
-  tokens/s, ms/token   median over the tokens that are generated one by one after the context
+  tokens/s, ms/token   median over the steps after the context, each of which generates a token of
+                       every sequence
   state MiB            the state of the model after the context
   resident MiB         the memory of the whole process, including the weights
   context is           read: token by token; random: a cache filled with random numbers, because
@@ -312,5 +323,6 @@ COLUMNS
 EXAMPLES
 
   falcon bench generate
+  falcon bench generate --weights f32,bf16,int8 --models falcon-1a.3 --contexts 100
   falcon bench generate --size tiny --contexts 100,10000 --models falcon-3a.3,transformer
   falcon bench generate --contexts 1000,10000,100000 --picture speed.svg --json";

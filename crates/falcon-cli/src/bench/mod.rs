@@ -9,10 +9,12 @@ use falcon_base::AtPath;
 use falcon_base::files::write_file;
 use falcon_lab::bench::{self, BenchError, BenchTable, GenerateOptions};
 use falcon_lm::monitor::Monitor;
+use falcon_nn::WeightFormat;
 use serde_json::Value;
 
 pub use args::{BenchArgs, BenchCommand, GenerateBenchArgs, KernelsArgs, TrainBenchArgs};
 
+use crate::memory;
 use crate::output::{self, Kind, ignore_closed_stdout};
 use crate::progress::Progress;
 use crate::threads::use_threads;
@@ -25,7 +27,8 @@ pub fn run(args: &BenchArgs) -> Result<(), BenchError> {
         BenchCommand::Train(args) => train(args),
         BenchCommand::Generate(args) if args.measure => {
             use_threads(args.threads)?;
-            bench::measure_generation(&args.options(), io::stdout(), &mut ShowStages::default())
+            let release = &memory::release_freed;
+            bench::measure_generation(&args.options(), io::stdout(), release, &mut ShowStages::default())
         }
         BenchCommand::Generate(args) => generate(args),
     };
@@ -60,11 +63,27 @@ fn generate(args: &GenerateBenchArgs) -> Result<(), BenchError> {
         let list = |values: &[usize]| values.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
         let (models, contexts) = (options.models.join(","), list(&options.contexts));
         let (tokens, threads) = (options.tokens.to_string(), options.threads.to_string());
-        let workload = ["--models", &models, "--size", &options.size, "--contexts", &contexts];
-        this_program(
-            &[&["bench", "generate", "--measure"][..], &workload, &["--tokens", &tokens, "--threads", &threads]]
-                .concat(),
-        )
+        let weights: Vec<String> = options.weights.iter().map(WeightFormat::to_string).collect();
+        let (weights, sequences) = (weights.join(","), options.sequences.to_string());
+        this_program(&[
+            "bench",
+            "generate",
+            "--measure",
+            "--models",
+            &models,
+            "--size",
+            &options.size,
+            "--weights",
+            &weights,
+            "--sequences",
+            &sequences,
+            "--contexts",
+            &contexts,
+            "--tokens",
+            &tokens,
+            "--threads",
+            &threads,
+        ])
     };
     let warn = |error: &BenchError| drop(writeln!(io::stderr(), "warning: {error}"));
     let results = bench::generate(&args.options(), &worker, &warn)?;

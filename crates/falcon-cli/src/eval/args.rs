@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use falcon_lm::evaluate::BENCHMARKS;
+use falcon_nn::WeightFormat;
 
 use crate::names::Names;
 use crate::texts::DetokenizeArg;
@@ -73,6 +74,11 @@ pub struct EvalArgs {
     /// Use this tokenizer instead of the models' own.
     #[arg(long, value_name = "PATH")]
     pub tokenizer: Option<String>,
+
+    /// Evaluate the models with their weights in this format, f32, bf16 or int8, as `falcon generate --weights` would
+    /// hold them.
+    #[arg(long, value_name = "FORMAT", default_value_t)]
+    pub weights: WeightFormat,
 
     /// Number of threads; all cores by default.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]

@@ -19,6 +19,7 @@ pub use self::args::EvalArgs;
 use self::args::{ALL, benchmark_names};
 use self::tables::tables;
 use crate::interrupt::stop_on_interrupt;
+use crate::memory::release_freed;
 use crate::output::{Kind, check, ignore_closed_stdout};
 use crate::progress::stage_monitor;
 use crate::texts::exam_texts;
@@ -93,7 +94,8 @@ pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
     stop_on_interrupt(STOPPING);
     let (mut shown, mut outcome) = (Vec::new(), Outcome::Finished);
     for path in &args.models {
-        let trained = Trained::open(path, args.tokenizer.as_deref(), &Device::flex())?;
+        let trained = Trained::open(path, args.tokenizer.as_deref(), &Device::flex())?.packed(args.weights);
+        release_freed();
         let name = path.display().to_string();
         let mut result = results.take(&name, &trained);
         let mut keep = |result: &_| Ok::<_, EvalError>(results.write_with(result)?);

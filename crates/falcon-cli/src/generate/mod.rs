@@ -29,6 +29,7 @@ use self::output::Output;
 pub use self::prompts::PromptError;
 use self::prompts::{Prompt, PromptLines};
 use crate::interrupt::{Interrupt, stop_on_interrupt};
+use crate::memory::release_freed;
 use crate::output::{Kind, check};
 use crate::progress::Progress;
 use crate::threads::{ThreadsError, use_threads};
@@ -116,7 +117,8 @@ fn generate(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
         Some(lines) => lines.first(BATCH)?,
         None => vec![Prompt::new(args.prompt.as_deref(), args.file.as_deref())?],
     };
-    let trained = Trained::open(&args.model, args.tokenizer.as_deref(), &Device::flex())?;
+    let trained = Trained::open(&args.model, args.tokenizer.as_deref(), &Device::flex())?.packed(args.weights);
+    release_freed();
     let start = match &args.state_in {
         Some(path) => Stream::load(&trained.model, &trained.weights, path)?,
         None => {

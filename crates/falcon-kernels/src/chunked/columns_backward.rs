@@ -169,7 +169,7 @@ impl<'a, F: Real> Reverse<'a, F> {
         let mut exchange = |later: &[F], products: &[F], grad_products: &mut [F]| {
             let later = Mat::new(later, columns).rows(after.clone());
             let products = Mat::new(products, steps).rows(after.clone()).cols(block.clone());
-            let a = MatMut::new(&mut **a, columns).block(block.clone(), 0..columns);
+            let a = MatMut::new(a, columns).block(block.clone(), 0..columns);
             matmul(a, F::one(), products.t(), later);
             let grad_products = MatMut::new(grad_products, steps).block(after.clone(), block.clone());
             matmul(grad_products, F::zero(), later, b.t());

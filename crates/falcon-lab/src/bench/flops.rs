@@ -73,7 +73,8 @@ mod tests {
         assert_eq!(units(&Rule::FALCON_3A, 64), [6.0, 13.0]);
         assert_eq!(units(&Rule::FALCON_1, 64), [10.0, 25.0]);
         assert_eq!(units(&Rule::FALCON_3, 64), [10.5, 26.0]);
-        assert_eq!(units(&Rule::FALCON_2, 64), units(&Rule::FALCON_1, 32));
-        assert_eq!(units(&Rule::FALCON_2A, 64), [5.0, 10.5]);
+        // Per-column rules have chunks of up to 64.
+        assert_eq!(units(&Rule::FALCON_2, 128), [10.0, 25.0]);
+        assert_eq!(units(&Rule::FALCON_2A, 128), [6.0, 13.0]);
     }
 }

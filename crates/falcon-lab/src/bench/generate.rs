@@ -9,7 +9,7 @@ use std::time::Instant;
 use burn::tensor::Device;
 use falcon_lm::memory;
 use falcon_lm::monitor::Monitor;
-use falcon_nn::{Model, ModelConfig, ModelState, SavedState, Sequences};
+use falcon_nn::{Model, ModelConfig, ModelState, SavedState, Sequences, WeightFormat};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -36,6 +36,10 @@ pub struct GenerateOptions {
     pub size: String,
     /// The lengths of the contexts, in tokens, after which generation is timed.
     pub contexts: Vec<usize>,
+    /// The formats of the weights.
+    pub weights: Vec<WeightFormat>,
+    /// The number of sequences that are generated side by side, all after the same context.
+    pub sequences: usize,
     /// The number of tokens to generate after each context.
     pub tokens: usize,
     /// The number of threads.
@@ -78,6 +82,7 @@ pub fn generate(
     let mut text = TextTable::new(&[
         "model",
         "parameters",
+        "weights",
         "context",
         "tokens/s",
         "ms/token",
@@ -90,13 +95,19 @@ pub fn generate(
         options.models.iter().map(|name| Ok((name, ModelConfig::preset(name, &options.size, VOCABULARY)?)));
     let models = models.collect::<Result<Vec<_>, BenchError>>()?;
     let (mut rows, mut lines, mut failed) = (Vec::new(), Vec::new(), None);
-    for (name, config) in &models {
+    for ((name, config), &weights) in
+        models.iter().flat_map(|model| options.weights.iter().map(move |weights| (model, weights)))
+    {
         let mut points = Vec::new();
         let grows = config.state_size().is_none();
         let per_process = if grows { 1 } else { contexts.len() };
         for contexts in contexts.chunks(per_process.max(1)) {
-            let of_process =
-                GenerateOptions { models: vec![name.to_string()], contexts: contexts.to_vec(), ..options.clone() };
+            let of_process = GenerateOptions {
+                models: vec![name.to_string()],
+                weights: vec![weights],
+                contexts: contexts.to_vec(),
+                ..options.clone()
+            };
             let (answers, error) = ask(name, &of_process, worker);
             if let Some(earlier) = error.and_then(|error| failed.replace(error)) {
                 warn(&earlier);
@@ -104,7 +115,8 @@ pub fn generate(
             for (index, &context) in contexts.iter().enumerate() {
                 let answer = answers.get(index);
                 let seconds = answer.and_then(|answer| answer.seconds_per_token);
-                points.extend(seconds.map(|seconds| (context as f64, seconds.recip())));
+                let rate = seconds.map(|seconds| options.sequences as f64 / seconds);
+                points.extend(rate.map(|rate| (context as f64, rate)));
                 let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
                 let shown = |value: Option<f64>, digits: usize| {
                     value.map_or("–".into(), |value| format!("{value:.digits$}"))
@@ -118,8 +130,9 @@ pub fn generate(
                 text.row(vec![
                     name.to_string(),
                     config.parameter_count().to_string(),
+                    weights.to_string(),
                     context.to_string(),
-                    shown(seconds.map(f64::recip), 2),
+                    shown(rate, 2),
                     shown(seconds.map(|seconds| 1e3 * seconds), 1),
                     answer.map_or("–".into(), |answer| mib(answer.state_bytes as u64)),
                     answer.and_then(|answer| answer.resident_bytes).map_or("–".into(), mib),
@@ -127,18 +140,24 @@ pub fn generate(
                 ]);
                 rows.push(json!({
                     "table": "generate", "model": name, "size": options.size, "parameters": config.parameter_count(),
-                    "threads": options.threads, "tokens": options.tokens, "context": context, "context_is": context_is,
-                    "seconds_per_token": seconds, "state_bytes": answer.map(|answer| answer.state_bytes),
+                    "weights": weights.to_string(), "threads": options.threads, "sequences": options.sequences,
+                    "tokens": options.tokens, "context": context, "context_is": context_is,
+                    "seconds_per_token": seconds, "tokens_per_second": rate, "state_bytes": answer.map(|answer| answer.state_bytes),
                     "resident_bytes": answer.and_then(|answer| answer.resident_bytes),
                 }));
             }
         }
-        lines.push(NamedLine { name: name.to_string(), points });
+        let label = match weights {
+            WeightFormat::F32 => name.to_string(),
+            packed => format!("{name}, {packed}"),
+        };
+        lines.push(NamedLine { name: label, points });
     }
     let picture = fitted_chart("Tokens generated per second", "tokens of context", [Fit::Tight; 2], &lines);
-    let GenerateOptions { size, tokens, threads, .. } = options;
+    let GenerateOptions { size, tokens, threads, sequences, .. } = options;
     let title = format!(
-        "Generation: {size} with random weights, f32, one sequence, {threads} threads, medians of {tokens} tokens"
+        "Generation: {size} with random weights, {sequences} sequence{}, {threads} threads, medians of {tokens} tokens",
+        if *sequences == 1 { "" } else { "s" }
     );
     Ok(Generation { table: BenchTable { title, text, rows }, picture, failed })
 }
@@ -162,21 +181,23 @@ fn ask(
     (answers, failed)
 }
 
-/// Measures models in this process, and writes a line of JSON to `out` for each context.
+/// Measures models in this process, and writes a line of JSON to `out` for each context. `release` returns freed memory
+/// to the system.
 pub fn measure_generation(
     options: &GenerateOptions,
     mut out: impl Write,
+    release: &dyn Fn(),
     monitor: &mut dyn Monitor,
 ) -> Result<(), BenchError> {
-    for name in &options.models {
+    for (name, &weights) in options.models.iter().flat_map(|name| options.weights.iter().map(move |w| (name, w))) {
         let config = ModelConfig::preset(name, &options.size, VOCABULARY)?;
         let grows = config.state_size().is_none();
         let mut stream: Option<GenerateStream> = None;
         for &context in &options.contexts {
             let cache = if grows { cache_bytes(&config, context) } else { 0 };
             // After the first context the weights are in memory already, and need no free memory.
-            let weights = if stream.is_none() { config.parameter_count() * size_of::<f32>() } else { 0 };
-            let needed = (cache + weights) as u64;
+            let parameters = if stream.is_none() { config.parameter_count() * size_of::<f32>() } else { 0 };
+            let needed = (cache * options.sequences + parameters) as u64;
             // Computing takes about a tenth more.
             let answer = if memory::available().is_some_and(|free| needed + needed / 10 > free) {
                 ContextAnswer { seconds_per_token: None, state_bytes: cache, resident_bytes: None }
@@ -185,7 +206,9 @@ pub fn measure_generation(
                     Some(stream) => stream,
                     none => {
                         monitor.stage(&format!("{name}: initialising weights"));
-                        none.insert(GenerateStream::new(&config)?)
+                        let stream = none.insert(GenerateStream::new(&config, weights)?);
+                        release();
+                        stream
                     }
                 };
                 if grows {
@@ -196,7 +219,7 @@ pub fn measure_generation(
                     stream.read(context, monitor);
                 }
                 monitor.stage(&format!("{name}: generating"));
-                stream.generate(options.tokens)
+                stream.generate(options.tokens, options.sequences)
             };
             writeln!(out, "{}", serde_json::to_string(&answer).map_err(io::Error::from)?)?;
         }
@@ -220,8 +243,8 @@ struct GenerateStream {
 }
 
 impl GenerateStream {
-    fn new(config: &ModelConfig) -> Result<Self, BenchError> {
-        let model = config.init(0, &Device::flex())?;
+    fn new(config: &ModelConfig, weights: WeightFormat) -> Result<Self, BenchError> {
+        let model = config.init(0, &Device::flex())?.packed(weights);
         let state = model.state(1);
         Ok(Self { model, state, position: 0 })
     }
@@ -258,16 +281,16 @@ impl GenerateStream {
         self.position = context;
     }
 
-    /// Generates tokens, each the most likely one, and times them.
-    fn generate(&mut self, tokens: usize) -> ContextAnswer {
-        let mut next = 0;
+    /// Generates tokens, each the most likely one, in several sequences side by side, and times them.
+    fn generate(&mut self, tokens: usize, sequences: usize) -> ContextAnswer {
+        let mut next: Vec<u32> = (0..sequences as u32).collect();
         // A copy: the next context continues this one, without the tokens generated here.
-        let mut state = self.state.clone();
+        let mut state = self.model.select(&self.state, &vec![0; sequences]);
         let mut seconds = Vec::new();
         for step in 0..WARM + tokens {
             let begin = Instant::now();
-            let logits = self.model.step(&[next], &mut state);
-            next = logits.argmax(1).into_data().iter::<u32>().next().expect("one sequence");
+            let logits = self.model.step(&next, &mut state);
+            next = logits.argmax(1).into_data().iter::<u32>().collect();
             if step >= WARM {
                 seconds.push(begin.elapsed().as_secs_f64());
             }

@@ -98,6 +98,11 @@ impl Gate {
         [&self.b_proj, &self.a_proj].into_iter().flatten()
     }
 
+    /// The same, to be packed.
+    pub fn matrices_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
+        [&mut self.b_proj, &mut self.a_proj].into_iter().flatten()
+    }
+
     /// Takes the products with [`Self::matrices`].
     pub fn logits(&self, products: &mut impl Iterator<Item = Tensor<2>>) -> Logits {
         let mut product = |linear: &Option<Linear>| linear.as_ref().and_then(|_| products.next());

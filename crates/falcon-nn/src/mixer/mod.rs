@@ -26,8 +26,9 @@ pub use self::state::MixerState;
 use crate::config::{ConfigError, Mechanism, MixerConfig, WIDEST, between};
 use crate::context::Context;
 use crate::init::Init;
-use crate::layers::RmsNorm;
+use crate::layers::{Linear, RmsNorm};
 use crate::ops::Engine;
+use crate::ops::packed::WeightFormat;
 use crate::ops::project::project;
 use crate::probe::Probe;
 use crate::rotary::Rotary;
@@ -123,6 +124,13 @@ impl Mixer {
         self.owner().fresh(sequences)
     }
 
+    /// Holds the matrices in fewer bits, for inference.
+    pub(crate) fn pack(&mut self, format: WeightFormat) {
+        // Gates are small and decide how long a memory lasts.
+        self.gate.matrices_mut().for_each(|gate| gate.pack(WeightFormat::Bf16));
+        self.project.matrices_mut().into_iter().chain(self.output.matrices_mut()).for_each(|m| m.pack(format));
+    }
+
     pub(crate) fn owner(&self) -> Owner<'_> {
         let (mechanism, engine, device) = (&self.mechanism, self.engine, self.output.device());
         Owner { config: &self.config, mechanism, engine, device }
@@ -150,7 +158,7 @@ impl Mixer {
         // The products of the input with the matrices of all parts are computed together. Each part then takes its own.
         let matrices =
             self.project.matrices().into_iter().chain(self.gate.matrices()).chain(self.output.matrices());
-        let weights = matrices.map(|linear| linear.weight.val()).collect();
+        let weights = matrices.map(Linear::val).collect();
         let mut products = project(context.engine, x.clone(), norm.map(RmsNorm::parts), weights).into_iter();
         let ([q, k, v], conv) = self.project.forward(&mut products, conv, context);
         let logits = self.gate.logits(&mut products);

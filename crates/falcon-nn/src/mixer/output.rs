@@ -57,6 +57,11 @@ impl Output {
         self.g_proj.as_ref()
     }
 
+    /// All matrices, to be packed.
+    pub fn matrices_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
+        self.g_proj.iter_mut().chain([&mut self.o_proj])
+    }
+
     /// `read` and `v` are `[tokens, heads, dim_v]`, `gate` is the product with [`Self::matrices`], and `x` is the
     /// residual stream if the result is to be added to it.
     pub fn forward(
@@ -80,7 +85,7 @@ impl Output {
             (OutputGate::AfterNorm, Some(gate)) => (swiglu(engine, gate, self.normed(read, heads, context)), None),
             _ => (read, norm),
         };
-        join(engine, read, norm.map(RmsNorm::parts), self.o_proj.weight.val(), x)
+        join(engine, read, norm.map(RmsNorm::parts), self.o_proj.val(), x)
     }
 
     fn normed(&self, read: Tensor<2>, heads: usize, context: &Context<'_, '_>) -> Tensor<2> {

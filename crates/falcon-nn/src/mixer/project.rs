@@ -42,6 +42,11 @@ impl Project {
         [&self.q_proj, &self.k_proj, &self.v_proj]
     }
 
+    /// The same, to be packed.
+    pub fn matrices_mut(&mut self) -> [&mut Linear; 3] {
+        [&mut self.q_proj, &mut self.k_proj, &mut self.v_proj]
+    }
+
     /// Queries, keys and values, `[tokens, heads, dim]` each, from the products with [`Self::matrices`]; and what the
     /// convolutions keep for the next call.
     pub fn forward(

@@ -2,24 +2,35 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::Engine;
 use super::bridge::{Array, Slice, SliceOp, run};
+use super::packed::Matrix;
 use super::slices::{by_rows, vectorised};
 
 /// The rows of `weight`, `[vocabulary, hidden]`, that the `tokens` select.
-pub(crate) fn embed(engine: Engine, weight: Tensor<2>, tokens: &[u32]) -> Tensor<2> {
-    let vocabulary = weight.dims()[0];
+pub(crate) fn embed(engine: Engine, weight: Matrix, tokens: &[u32], device: &Device) -> Tensor<2> {
+    let vocabulary = weight.outputs();
     if let Some((t, token)) = tokens.iter().enumerate().find(|(_, token)| **token as usize >= vocabulary) {
         panic!("token {t} is {token}, outside the vocabulary of {vocabulary}");
     }
-    match engine {
-        Engine::Kernels => run(Arc::new(Embed { tokens: tokens.to_vec() }), [weight.into_dispatch()]),
-        Engine::Tensors => {
+    match (engine, weight) {
+        (_, Matrix::Packed(packed)) => {
+            let width = packed.inputs();
+            let mut rows = vec![0.0; tokens.len() * width];
+            for (row, token) in rows.chunks_exact_mut(width).zip(tokens) {
+                packed.unpack(*token as usize, row);
+            }
+            Tensor::from_data(TensorData::new(rows, [tokens.len(), width]), device)
+        }
+        (Engine::Kernels, Matrix::Full(weight)) => {
+            run(Arc::new(Embed { tokens: tokens.to_vec() }), [weight.into_dispatch()])
+        }
+        (Engine::Tensors, Matrix::Full(weight)) => {
             let rows: Vec<i32> = tokens.iter().map(|token| *token as i32).collect();
-            let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, [tokens.len()]), &weight.device());
+            let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, [tokens.len()]), device);
             weight.select(0, rows)
         }
     }
@@ -71,8 +82,6 @@ impl SliceOp for Embed {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Device;
-
     use super::*;
     use crate::ops::testing::compare;
 
@@ -83,7 +92,8 @@ mod tests {
             let rows: Vec<u32> = (0..tokens).map(|t| (t * t + 3 * t) % vocabulary).collect();
             compare(&[vec![vocabulary as usize, width]], |engine, inputs| {
                 let weight = inputs[0].clone().reshape([vocabulary as usize, width]);
-                vec![embed(engine, weight, &rows).flatten(0, 1)]
+                let device = weight.device();
+                vec![embed(engine, Matrix::Full(weight), &rows, &device).flatten(0, 1)]
             });
         }
     }
@@ -92,6 +102,6 @@ mod tests {
     #[should_panic(expected = "token 1 is 9, outside the vocabulary of 9")]
     fn tokens_outside_are_refused() {
         let device = Device::flex();
-        embed(Engine::Kernels, Tensor::zeros([9, 2], &device), &[8, 9]);
+        embed(Engine::Kernels, Matrix::Full(Tensor::zeros([9, 2], &device)), &[8, 9], &device);
     }
 }

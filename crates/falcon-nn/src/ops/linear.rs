@@ -7,12 +7,16 @@ use falcon_kernels::mat::{Mat, MatMut, matmul_parallel};
 
 use super::Engine;
 use super::bridge::{Array, Slice, SliceOp, run};
+use super::packed::{Matrix, products};
 
 /// Multiplies `[tokens, in]` by the transpose of `[out, in]`, which gives `[tokens, out]`.
-pub(crate) fn linear(engine: Engine, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
-    match engine {
-        Engine::Kernels => run(Arc::new(LinearOp), [x.into_dispatch(), weight.into_dispatch()]),
-        Engine::Tensors => x.matmul(weight.transpose()),
+pub(crate) fn linear(engine: Engine, x: Tensor<2>, weight: Matrix) -> Tensor<2> {
+    match (engine, weight) {
+        (_, Matrix::Packed(packed)) => products(x, None, vec![packed]).remove(0),
+        (Engine::Kernels, Matrix::Full(weight)) => {
+            run(Arc::new(LinearOp), [x.into_dispatch(), weight.into_dispatch()])
+        }
+        (Engine::Tensors, Matrix::Full(weight)) => x.matmul(weight.transpose()),
     }
 }
 
@@ -57,7 +61,7 @@ mod tests {
             compare(&[vec![tokens, inputs], vec![outputs, inputs]], |engine, given| {
                 let x = given[0].clone().reshape([tokens, inputs]);
                 let weight = given[1].clone().reshape([outputs, inputs]);
-                vec![linear(engine, x, weight).flatten(0, 1)]
+                vec![linear(engine, x, Matrix::Full(weight)).flatten(0, 1)]
             });
         }
     }

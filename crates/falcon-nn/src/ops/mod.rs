@@ -11,6 +11,7 @@ pub(crate) mod linear;
 pub(crate) mod loss;
 pub(crate) mod mlp;
 pub(crate) mod norm;
+pub(crate) mod packed;
 pub(crate) mod project;
 pub(crate) mod rule;
 mod slices;

@@ -154,6 +154,28 @@ impl SliceOp for NormOp {
     }
 }
 
+/// An RMS norm: its weight, as wide as the pieces it normalises, and its ε.
+pub(crate) type Rms = (Tensor<1>, f64);
+
+/// The norm on slices.
+pub(super) fn normaliser((_, eps): &Rms) -> Normaliser {
+    Normaliser { norm: Norm::Rms, eps: *eps as f32 }
+}
+
+/// A norm and its weight.
+pub(super) type Weighted<'a> = (Normaliser, &'a [f32]);
+
+/// The normalised rows, computed in `scratch`; without a norm, the rows themselves.
+pub(super) fn normed<'a>(norm: Option<Weighted<'_>>, x: &'a [f32], scratch: &'a mut [f32]) -> &'a [f32] {
+    match norm {
+        Some((norm, weight)) => {
+            norm.forward(x, Some(weight), weight.len(), scratch);
+            scratch
+        }
+        None => x,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,14 +14,16 @@ use falcon_kernels::mat::{Mat, MatMut};
 use super::Engine;
 use super::blocks::{Buffers, Weight, by_blocks, rows};
 use super::bridge::{Array, ManyOp, Slice, SliceOp, run, run_many};
-use super::norm::{Norm, Normaliser, normalise};
-
-/// An RMS norm: its weight, as wide as the pieces it normalises, and its ε.
-pub(crate) type Rms = (Tensor<1>, f64);
+use super::norm::{Norm, Normaliser, Rms, Weighted, normalise, normaliser, normed};
+use super::packed::{Matrix, products};
 
 /// Multiplies `norm(x)`, or `x` if there is no norm, `[tokens, hidden]`, by matrices `[width, hidden]`; the products
 /// are `[tokens, width]` each.
-pub(crate) fn project(engine: Engine, x: Tensor<2>, norm: Option<Rms>, weights: Vec<Tensor<2>>) -> Vec<Tensor<2>> {
+pub(crate) fn project(engine: Engine, x: Tensor<2>, norm: Option<Rms>, weights: Vec<Matrix>) -> Vec<Tensor<2>> {
+    let weights = match Matrix::unzip(weights) {
+        Ok(weights) => weights,
+        Err(packed) => return products(x, norm, packed),
+    };
     match engine {
         Engine::Kernels => {
             let op = ProjectOp { norm: norm.as_ref().map(normaliser) };
@@ -42,9 +44,19 @@ pub(crate) fn join(
     engine: Engine,
     read: Tensor<2>,
     norm: Option<Rms>,
-    weight: Tensor<2>,
+    weight: Matrix,
     x: Option<Tensor<2>>,
 ) -> Tensor<2> {
+    let weight = match weight {
+        Matrix::Full(weight) => weight,
+        Matrix::Packed(packed) => {
+            let y = products(read, norm, vec![packed]).remove(0);
+            return match x {
+                Some(x) => x + y,
+                None => y,
+            };
+        }
+    };
     match engine {
         Engine::Kernels => {
             let op = Arc::new(JoinOp { norm: norm.as_ref().map(normaliser) });
@@ -66,29 +78,11 @@ pub(crate) fn join(
     }
 }
 
-fn normaliser((_, eps): &Rms) -> Normaliser {
-    Normaliser { norm: Norm::Rms, eps: *eps as f32 }
-}
-
 fn norm_rows(engine: Engine, x: Tensor<2>, norm: Option<Rms>) -> Tensor<2> {
     let Some((weight, eps)) = norm else { return x };
     let ([tokens, width], [piece]) = (x.dims(), weight.dims());
     let x = x.reshape([tokens, width / piece, piece]);
     normalise(engine, Norm::Rms, x, Some(weight), eps).reshape([tokens, width])
-}
-
-/// A norm and its weight.
-type Weighted<'a> = (Normaliser, &'a [f32]);
-
-/// The normalised rows, computed in `scratch`; without a norm, the rows themselves.
-fn normed<'a>(norm: Option<Weighted<'_>>, x: &'a [f32], scratch: &'a mut [f32]) -> &'a [f32] {
-    match norm {
-        Some((norm, weight)) => {
-            norm.forward(x, Some(weight), weight.len(), scratch);
-            scratch
-        }
-        None => x,
-    }
 }
 
 /// The inputs are `x`, the weight of the norm if there is one, and the matrices.
@@ -236,7 +230,8 @@ mod tests {
                 let x = inputs[0].clone().reshape([tokens, hidden]);
                 let norm = normed.then(|| (inputs[1].clone(), 1e-6));
                 let weights = inputs[2..].iter().zip(&shapes[2..]);
-                let weights = weights.map(|(weight, shape)| weight.clone().reshape([shape[0], shape[1]]));
+                let weights =
+                    weights.map(|(weight, shape)| Matrix::Full(weight.clone().reshape([shape[0], shape[1]])));
                 let mut outputs = project(engine, x, norm, weights.collect());
                 // The gradient must be right even if the loss does not depend on one of the outputs.
                 outputs.remove(1);
@@ -258,7 +253,7 @@ mod tests {
                 let weight = inputs[1].clone().reshape([hidden, heads * piece]);
                 let norm = normed.then(|| (inputs[2].clone(), 1e-6));
                 let x = added.then(|| inputs[3].clone().reshape([tokens, hidden]));
-                vec![join(engine, read, norm, weight, x).flatten(0, 1)]
+                vec![join(engine, read, norm, Matrix::Full(weight), x).flatten(0, 1)]
             });
         }
     }

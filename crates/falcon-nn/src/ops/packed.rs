@@ -1,0 +1,347 @@
+//! Matrices in fewer bits than `f32`, for inference: products `y = W x` that read every number of `W` once.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use falcon_base::nearest;
+use falcon_kernels::dots::dots;
+use falcon_kernels::mat::{Mat, MatMut, matmul};
+use falcon_kernels::vector::{BLOCK, widen};
+use half::bf16;
+use rayon::prelude::*;
+use thiserror::Error;
+
+use super::bridge::{Array, ManyOp, Slice, run_many};
+use super::norm::{Normaliser, Rms, normaliser, normed};
+use super::slices::vectorised;
+
+/// How the matrices of a model are held while it generates. States, norms, convolutions and all arithmetic are `f32` in
+/// every format.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WeightFormat {
+    /// As they were trained: 4 bytes for each number.
+    #[default]
+    F32,
+    /// The upper half of an `f32`, with 8 significant bits: 2 bytes.
+    Bf16,
+    /// 8-bit integers in blocks of 32 with a common factor: 1.125 bytes. Gates, which are small and decide how long a
+    /// memory lasts, are `bf16`.
+    Int8,
+}
+
+impl WeightFormat {
+    /// All formats.
+    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::Int8];
+}
+
+impl fmt::Display for WeightFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+        })
+    }
+}
+
+/// A name that no format has.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("unknown weight format {got:?}: {known}")]
+pub struct UnknownFormat {
+    got: String,
+    known: String,
+}
+
+impl FromStr for WeightFormat {
+    type Err = UnknownFormat;
+
+    fn from_str(name: &str) -> Result<Self, UnknownFormat> {
+        Self::ALL.into_iter().find(|format| format.to_string() == name).ok_or_else(|| {
+            let known = nearest(name, ["f32", "bf16", "int8"]);
+            UnknownFormat { got: name.into(), known }
+        })
+    }
+}
+
+/// A matrix `[outputs, inputs]` in fewer bits.
+pub(crate) struct PackedMatrix {
+    outputs: usize,
+    inputs: usize,
+    numbers: Numbers,
+}
+
+enum Numbers {
+    Bf16(Vec<bf16>),
+    /// `values[i] · scales[i / BLOCK]`, with blocks counted in each row.
+    Int8 {
+        values: Vec<i8>,
+        scales: Vec<f32>,
+    },
+}
+
+impl fmt::Debug for PackedMatrix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PackedMatrix [{}, {}]", self.outputs, self.inputs)
+    }
+}
+
+/// Rows of one task.
+const TASK: usize = 64;
+/// Rows that are unpacked together, into the first level of the cache.
+const PANEL: usize = 8;
+/// With more rows of `x`, each unpacked number is used so often that a product which blocks both sides is faster.
+const FEW: usize = 32;
+
+impl PackedMatrix {
+    /// Rounds a matrix with rows of `inputs` numbers to the nearest numbers of a format with fewer bits.
+    pub fn new(numbers: &[f32], inputs: usize, format: WeightFormat) -> Self {
+        let numbers_in = numbers;
+        let numbers = match format {
+            WeightFormat::F32 => unreachable!("a matrix is packed into fewer bits only"),
+            WeightFormat::Bf16 => Numbers::Bf16(numbers.iter().copied().map(bf16::from_f32).collect()),
+            WeightFormat::Int8 => {
+                let (mut values, mut scales) = (Vec::with_capacity(numbers.len()), Vec::new());
+                for block in numbers.chunks_exact(inputs).flat_map(|row| row.chunks(BLOCK)) {
+                    let most = block.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+                    // Less than a 127th only for numbers that `f32` just holds, so that no product is infinite.
+                    let scale = (most / 127.0).min(f32::MAX / 128.0);
+                    scales.push(scale);
+                    // A block of zeros, or of numbers too small to divide by, is a block of zeros.
+                    let inverse = if scale.is_normal() { scale.recip() } else { 0.0 };
+                    values.extend(block.iter().map(|x| (x * inverse).round() as i8));
+                }
+                Numbers::Int8 { values, scales }
+            }
+        };
+        Self { outputs: numbers_in.len() / inputs, inputs, numbers }
+    }
+
+    /// The number of rows.
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// The length of a row.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// Writes the rows from `first` on to `rows`, whose length says how many.
+    pub fn unpack(&self, first: usize, rows: &mut [f32]) {
+        let (inputs, count) = (self.inputs, rows.len() / self.inputs);
+        match &self.numbers {
+            Numbers::Bf16(numbers) => {
+                let numbers = &numbers[first * inputs..(first + count) * inputs];
+                vectorised(
+                    #[inline(always)]
+                    || {
+                        for (to, from) in rows.iter_mut().zip(numbers) {
+                            // Without the branch for NaN that `to_f32` has: weights are finite.
+                            *to = f32::from_bits(u32::from(from.to_bits()) << 16);
+                        }
+                    },
+                );
+            }
+            Numbers::Int8 { values, scales } => {
+                let blocks = inputs.div_ceil(BLOCK);
+                for (row, to) in rows.chunks_exact_mut(inputs).enumerate() {
+                    let scales = &scales[(first + row) * blocks..][..blocks];
+                    let (values, rest) = values[(first + row) * inputs..][..inputs].as_chunks::<BLOCK>();
+                    let (to, to_rest) = to.as_chunks_mut::<BLOCK>();
+                    widen(to, values, scales);
+                    for (to, value) in to_rest.iter_mut().zip(rest) {
+                        *to = scales[blocks - 1] * f32::from(*value);
+                    }
+                }
+            }
+        }
+    }
+
+    /// `x Wᵀ`, `[tokens, outputs]`. Every number of the matrix is read once, whatever the number of tokens. For up to
+    /// [`FEW`] tokens, the bits of a row do not depend on the other rows.
+    fn multiply(&self, x: &[f32]) -> Vec<f32> {
+        let (inputs, tokens) = (self.inputs, x.len() / self.inputs);
+        let mut y = vec![0.0; tokens * self.outputs];
+        // `[tokens, rows]` for the rows of a task.
+        let task = |first: usize, to: &mut [f32]| {
+            let rows = to.len() / tokens;
+            if tokens > FEW {
+                let mut unpacked = vec![0.0; rows * inputs];
+                self.unpack(first, &mut unpacked);
+                return matmul(MatMut::new(to, rows), 0.0, Mat::new(x, inputs), Mat::new(&unpacked, inputs).t());
+            }
+            let (mut unpacked, mut products) = (vec![0.0; PANEL * inputs], vec![0.0; tokens * PANEL]);
+            for start in (0..rows).step_by(PANEL) {
+                let count = PANEL.min(rows - start);
+                let (unpacked, products) = (&mut unpacked[..count * inputs], &mut products[..tokens * count]);
+                self.unpack(first + start, unpacked);
+                dots(products, x, unpacked, inputs);
+                for (to, products) in to.chunks_exact_mut(rows).zip(products.chunks_exact(count)) {
+                    to[start..start + count].copy_from_slice(products);
+                }
+            }
+        };
+        if tokens == 1 {
+            y.par_chunks_mut(TASK).enumerate().for_each(|(index, y)| task(index * TASK, y));
+            return y;
+        }
+        let parts: Vec<Vec<f32>> = (0..self.outputs.div_ceil(TASK))
+            .into_par_iter()
+            .map(|index| {
+                let rows = TASK.min(self.outputs - index * TASK);
+                let mut part = vec![0.0; tokens * rows];
+                task(index * TASK, &mut part);
+                part
+            })
+            .collect();
+        for (index, part) in parts.iter().enumerate() {
+            let rows = part.len() / tokens;
+            for (y, part) in y.chunks_exact_mut(self.outputs).zip(part.chunks_exact(rows)) {
+                y[index * TASK..][..rows].copy_from_slice(part);
+            }
+        }
+        y
+    }
+}
+
+/// A matrix of a layer.
+#[derive(Clone)]
+pub(crate) enum Matrix {
+    /// `[out, in]`, differentiable.
+    Full(Tensor<2>),
+    /// For inference on the CPU.
+    Packed(Arc<PackedMatrix>),
+}
+
+impl Matrix {
+    /// The number of rows.
+    pub fn outputs(&self) -> usize {
+        match self {
+            Self::Full(weight) => weight.dims()[0],
+            Self::Packed(packed) => packed.outputs(),
+        }
+    }
+
+    /// The matrices as tensors, or, if they are packed, as those. The matrices of one model are of one kind.
+    pub fn unzip(matrices: Vec<Self>) -> Result<Vec<Tensor<2>>, Vec<Arc<PackedMatrix>>> {
+        let (mut full, mut packed) = (Vec::new(), Vec::new());
+        for matrix in matrices {
+            match matrix {
+                Self::Full(tensor) => full.push(tensor),
+                Self::Packed(matrix) => packed.push(matrix),
+            }
+        }
+        assert!(full.is_empty() || packed.is_empty(), "the matrices of a model are packed all or none");
+        if packed.is_empty() { Ok(full) } else { Err(packed) }
+    }
+}
+
+/// The products of `norm(x)`, or of `x`, with packed matrices.
+pub(crate) fn products(x: Tensor<2>, norm: Option<Rms>, matrices: Vec<Arc<PackedMatrix>>) -> Vec<Tensor<2>> {
+    let op = PackedOp { norm: norm.as_ref().map(normaliser), matrices };
+    let inputs = [Some(x.into_dispatch()), norm.map(|(weight, _)| weight.into_dispatch())];
+    run_many(Arc::new(op), inputs.into_iter().flatten().collect()).into_iter().map(Tensor::from_dispatch).collect()
+}
+
+#[derive(Debug)]
+struct PackedOp {
+    norm: Option<Normaliser>,
+    matrices: Vec<Arc<PackedMatrix>>,
+}
+
+impl ManyOp for PackedOp {
+    fn forward(&self, inputs: &[Slice<'_>], _: bool) -> Vec<Array> {
+        let x = &inputs[0];
+        let mut scratch = vec![0.0; if self.norm.is_some() { x.data.len() } else { 0 }];
+        let n = normed(self.norm.map(|norm| (norm, inputs[1].data)), x.data, &mut scratch);
+        let array = |matrix: &Arc<PackedMatrix>| Array {
+            data: matrix.multiply(n),
+            shape: vec![x.shape[0], matrix.outputs],
+        };
+        self.matrices.iter().map(array).collect()
+    }
+
+    fn backward(&self, _: &[Slice<'_>], _: Vec<Option<Vec<f32>>>) -> Vec<Vec<f32>> {
+        panic!("a model with packed weights is for inference: train the model that it was made from")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(count: usize, step: usize) -> Vec<f32> {
+        (0..count).map(|i| ((i * step % 1009) as f32 / 504.0 - 1.0) * (1.0 + (i % 7) as f32)).collect()
+    }
+
+    #[test]
+    fn numbers_are_rounded_to_the_nearest() {
+        let (outputs, inputs) = (5, 71);
+        let full = numbers(outputs * inputs, 37);
+        for (format, bound) in [(WeightFormat::Bf16, 1.0 / 256.0), (WeightFormat::Int8, 0.5 / 127.0)] {
+            let packed = PackedMatrix::new(&full, inputs, format);
+            let mut found = vec![f32::NAN; full.len()];
+            packed.unpack(0, &mut found);
+            for (found, full) in found.chunks_exact(inputs).zip(full.chunks_exact(inputs)) {
+                for (found, full) in found.chunks(BLOCK).zip(full.chunks(BLOCK)) {
+                    let most = full.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+                    for (found, full) in found.iter().zip(full) {
+                        let unit = if format == WeightFormat::Bf16 { full.abs() } else { most };
+                        assert!((found - full).abs() <= 1.0001 * bound * unit, "{format}: {found} for {full}");
+                    }
+                }
+            }
+            let mut third = vec![0.0; inputs];
+            packed.unpack(3, &mut third);
+            assert_eq!(third, found[3 * inputs..4 * inputs]);
+        }
+        // Nothing to scale by, and a number at the end of the range.
+        for extreme in [0.0, 1e-45, f32::MAX] {
+            let packed = PackedMatrix::new(&[extreme; 33], 33, WeightFormat::Int8);
+            let mut found = [f32::NAN; 33];
+            packed.unpack(0, &mut found);
+            assert!(
+                found.iter().all(|x| (x / f32::MAX - extreme / f32::MAX).abs() < 0.01),
+                "{extreme}: {found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn products_are_those_of_the_rounded_matrix() {
+        for (outputs, inputs) in [(1, 1), (130, 71), (64, 96)] {
+            for format in [WeightFormat::Bf16, WeightFormat::Int8] {
+                let packed = PackedMatrix::new(&numbers(outputs * inputs, 37), inputs, format);
+                let mut rounded = vec![0.0; outputs * inputs];
+                packed.unpack(0, &mut rounded);
+                for tokens in [1, 2, 16, FEW, FEW + 1, 100] {
+                    let x = numbers(tokens * inputs, 101);
+                    let y = packed.multiply(&x);
+                    let alone = packed.multiply(&x[..inputs]);
+                    if tokens <= FEW {
+                        assert_eq!(y[..outputs], alone, "the bits of one token beside {tokens}");
+                    }
+                    for (x, y) in x.chunks_exact(inputs).zip(y.chunks_exact(outputs)) {
+                        for (row, y) in rounded.chunks_exact(inputs).zip(y) {
+                            let expected: f64 =
+                                x.iter().zip(row).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+                            let error = (f64::from(*y) - expected).abs();
+                            assert!(error < 1e-4 * (inputs as f64), "{format}, {tokens} tokens: {error}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn formats_have_names() {
+        for format in WeightFormat::ALL {
+            assert_eq!(format.to_string().parse(), Ok(format));
+        }
+        let error = "float".parse::<WeightFormat>().unwrap_err().to_string();
+        assert_eq!(error, "unknown weight format \"float\": known are f32, bf16, int8");
+    }
+}
