@@ -229,6 +229,31 @@ fn generation_is_timed_after_every_context() {
     assert!(stderr_of(&unknown).contains("falcon-9") && unknown.stdout.is_empty());
 }
 
+/// Weights in fewer bits need less memory, and sequences side by side keep a state each.
+#[test]
+fn generation_is_timed_for_every_format_and_for_many_sequences() {
+    let run = |args: &[&str]| -> Vec<Value> {
+        let few = ["bench", "generate", "--models", "falcon-1a.3", "--contexts", "20", "--tokens", "2", "--json"];
+        let ran = Command::new(env!("CARGO_BIN_EXE_falcon")).args(few).args(args).output().unwrap();
+        assert!(ran.status.success(), "{}", stderr_of(&ran));
+        serde_json::from_slice(&ran.stdout).unwrap()
+    };
+    let rows = run(&["--size", "tiny", "--weights", "f32,bf16,int8"]);
+    let formats: Vec<&str> = rows.iter().map(|row| row["weights"].as_str().unwrap()).collect();
+    assert_eq!(formats, ["f32", "bf16", "int8"]);
+    if let [Some(full), Some(half), Some(third)] =
+        [0, 1, 2].map(|format: usize| rows[format]["resident_bytes"].as_u64())
+    {
+        // 7.2 million parameters of 4 bytes, of 2, or of 1.125, beside what every process has.
+        assert!(half + 10_000_000 < full && third + 4_000_000 < half, "{full} {half} {third}");
+    }
+    let rows = run(&["--size", "micro", "--sequences", "3"]);
+    let one = run(&["--size", "micro"]);
+    assert_eq!(rows[0]["state_bytes"].as_u64().unwrap(), 3 * one[0]["state_bytes"].as_u64().unwrap());
+    let (all, each) = (&rows[0]["tokens_per_second"], &rows[0]["seconds_per_token"]);
+    assert!((all.as_f64().unwrap() * each.as_f64().unwrap() - 3.0).abs() < 1e-9);
+}
+
 /// The row of a context whose process failed does not affect the others.
 #[cfg(unix)]
 #[test]

@@ -218,6 +218,32 @@ fn a_saved_state_can_be_continued() {
     fixture.assert_refused(&["generate", "run", "--state-in", "bad.memory"], "bad.memory");
 }
 
+/// Weights in fewer bits say nearly what the model says, and their results and states are not taken for the model's.
+#[test]
+fn weights_are_held_in_fewer_bits() {
+    let fixture = fixture();
+    let generate =
+        ["generate", "run", "the quick", "--temperature", "0", "-n", "12", "--state-out", "full.memory"];
+    let eval = ["eval", "run", "--text", "part.txt", "--output", "formats.json"];
+    let text = fixture.json(&generate)["texts"][0]["text"].clone();
+    let nats = |result: &Value| result[0]["texts"][0]["nats"].as_f64().unwrap();
+    let full = nats(&fixture.json(&eval));
+    for (format, bound) in [("bf16", 2e-3), ("int8", 1e-2)] {
+        let weights = ["--weights", format];
+        let packed = fixture.json(&[&generate[..7], &weights].concat());
+        assert_eq!(packed["texts"][0]["text"], text, "{format}");
+        let packed = nats(&fixture.json(&[&eval[..], &weights].concat()));
+        assert!(packed != full && (packed / full - 1.0).abs() < bound, "{format}: {packed} for {full}");
+        assert_eq!(nats(&fixture.json(&[&eval[..], &weights].concat())), packed, "the result in the file");
+        fixture.assert_refused(
+            &["generate", "run", "--state-in", "full.memory", "--weights", format],
+            "saved with weights of fingerprint",
+        );
+    }
+    assert_eq!(nats(&fixture.json(&eval)), full, "results of every format are kept");
+    fixture.assert_refused(&["generate", "run", "x", "--weights", "int4"], "did you mean int8");
+}
+
 #[test]
 fn prompts_come_from_arguments_stdin_and_files() {
     let fixture = fixture();
