@@ -4,6 +4,7 @@
 use pulp::{Arch, MemMask, Simd, WithSimd};
 
 use crate::Real;
+use crate::simd::prefetch_once;
 
 /// Sets `dst`, `[rows of a, rows of b]`, to the products of all rows of `a` with all rows of `b`; rows have `inner`
 /// numbers. Every product is summed in the same order, however many rows there are: the bits of a row of `dst` do not
@@ -25,23 +26,90 @@ pub fn dots<F: Real>(dst: &mut [F], a: &[F], b: &[F], inner: usize) {
     );
     let (rows, cols) = (a.len() / inner, b.len() / inner);
     assert_eq!(dst.len(), rows * cols, "a product of {rows} by {cols} rows");
-    Arch::new().dispatch(Dots { dst, a, b, inner, rows, cols });
+    Arch::new().dispatch(Plain(Dots { dst, a, b: Rows { numbers: b, inner }, inner, rows, cols }));
 }
 
-struct Dots<'a, F> {
+/// The rows that others are multiplied by: whatever a vector of numbers can be made of.
+pub(crate) trait Vectors<F: Real, S: Simd>: Copy {
+    /// The vector of a row that begins at `start`.
+    ///
+    /// # Safety
+    ///
+    /// It must be inside of the row.
+    unsafe fn vector(&self, simd: S, row: usize, start: usize) -> F::Vector<S>;
+
+    /// The numbers of a row from `start` on that the mask names, and 0 for the others.
+    ///
+    /// # Safety
+    ///
+    /// They must be inside of the row.
+    unsafe fn masked(&self, simd: S, row: usize, start: usize, mask: MemMask<F::Mask<S>>) -> F::Vector<S>;
+
+    /// Asks the processor to fetch the numbers of a row from `start` on, if a line of the cache begins there, counted from
+    /// the start of the row. The row need not exist.
+    fn prefetch(&self, row: usize, start: usize);
+}
+
+/// Rows of numbers as they are.
+#[derive(Clone, Copy)]
+struct Rows<'a, F> {
+    numbers: &'a [F],
+    inner: usize,
+}
+
+impl<F: Real, S: Simd> Vectors<F, S> for Rows<'_, F> {
+    #[inline(always)]
+    unsafe fn vector(&self, simd: S, row: usize, start: usize) -> F::Vector<S> {
+        // SAFETY: the caller vouches for the vector.
+        unsafe { F::load(simd, self.numbers.as_ptr().add(row * self.inner + start)) }
+    }
+
+    #[inline(always)]
+    unsafe fn masked(&self, simd: S, row: usize, start: usize, mask: MemMask<F::Mask<S>>) -> F::Vector<S> {
+        // SAFETY: the caller vouches for the numbers.
+        unsafe { F::load_masked(simd, mask, self.numbers.as_ptr().add(row * self.inner + start)) }
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, row: usize, start: usize) {
+        prefetch_once(self.numbers, row * self.inner, start);
+    }
+}
+
+/// Products of the rows of `a` with those of `b`.
+pub(crate) struct Dots<'a, F, B> {
     dst: &'a mut [F],
     a: &'a [F],
-    b: &'a [F],
+    b: B,
     inner: usize,
     rows: usize,
     cols: usize,
 }
 
-impl<F: Real> WithSimd for Dots<'_, F> {
+struct Plain<'a, F>(Dots<'a, F, Rows<'a, F>>);
+
+impl<F: Real> WithSimd for Plain<'_, F> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(mut self, simd: S) {
+    fn with_simd<S: Simd>(self, simd: S) {
+        self.0.run(simd);
+    }
+}
+
+impl<'a, F: Real, B> Dots<'a, F, B> {
+    /// `b` must have as many rows, of `inner` numbers, as `dst` has columns.
+    pub fn new(dst: &'a mut [F], a: &'a [F], b: B, inner: usize) -> Self {
+        let rows = a.len() / inner;
+        let cols = dst.len() / rows.max(1);
+        Self { dst, a, b, inner, rows, cols }
+    }
+
+    #[inline(always)]
+    pub fn run<S: Simd>(mut self, simd: S)
+    where
+        B: Vectors<F, S>,
+    {
         // A multiply-add takes four cycles, and two are begun in each: at least eight sums have to be independent.
         let mut col = 0;
         while self.cols - col >= 8 {
@@ -53,46 +121,81 @@ impl<F: Real> WithSimd for Dots<'_, F> {
             col += 1;
         }
     }
-}
 
-impl<F: Real> Dots<'_, F> {
     /// The products of all rows of `a` with the `C` rows of `b` from `col` on, which stay in cache meanwhile.
     #[inline(always)]
-    fn columns<S: Simd, const C: usize>(&mut self, simd: S, col: usize) {
+    fn columns<S: Simd, const C: usize>(&mut self, simd: S, col: usize)
+    where
+        B: Vectors<F, S>,
+    {
         let mut row = 0;
-        // SAFETY: `dots` has checked the lengths, and all rows and columns named exist.
+        // SAFETY: all rows and columns named exist.
         unsafe {
+            // The first tile reads `b` from memory, the others from the cache.
+            if self.rows > 0 {
+                self.tile::<S, 1, C, true>(simd, 0, col);
+                row = 1;
+            }
             // Three rows need 24 sums, 8 vectors of `b` from memory, and 3 of `a`.
             while S::REGISTER_COUNT >= 32 && self.rows - row >= 3 {
-                self.tile::<S, 3, C>(simd, row, col);
+                self.tile::<S, 3, C, false>(simd, row, col);
                 row += 3;
             }
             while row < self.rows {
-                self.tile::<S, 1, C>(simd, row, col);
+                self.tile::<S, 1, C, false>(simd, row, col);
                 row += 1;
             }
         }
     }
 
-    /// The products of `R` rows of `a` with `C` rows of `b`.
+    /// The products of `R` rows of `a` with `C` rows of `b`. `AHEAD` asks for the next rows of `b` meanwhile.
     ///
-    /// SAFETY: the rows must exist, and the lengths must be those of [`dots`].
+    /// SAFETY: the rows must exist.
     #[inline(always)]
-    unsafe fn tile<S: Simd, const R: usize, const C: usize>(&mut self, simd: S, row: usize, col: usize) {
-        let (inner, lanes) = (self.inner, F::lanes::<S>());
+    unsafe fn tile<S: Simd, const R: usize, const C: usize, const AHEAD: bool>(
+        &mut self,
+        simd: S,
+        row: usize,
+        col: usize,
+    ) where
+        B: Vectors<F, S>,
+    {
+        let (inner, lanes, b) = (self.inner, F::lanes::<S>(), self.b);
         let whole = inner - inner % lanes;
-        let (a, b) = (self.a[row * inner..].as_ptr(), self.b[col * inner..].as_ptr());
+        let a = Rows { numbers: self.a, inner };
         let mut sums = [[F::splat(simd, F::zero()); C]; R];
         // SAFETY: whole vectors of a row are inside of it, and the mask ends where the row does.
         unsafe {
             for p in (0..whole).step_by(lanes) {
-                let load = |from| F::load(simd, from);
-                add::<F, S, R, C>(simd, &mut sums, a.add(p), b.add(p), inner, load);
+                if AHEAD && C > 1 {
+                    // Eight rows at a time are more streams than the processor follows by itself.
+                    (0..C).for_each(|j| b.prefetch(col + C + j, p));
+                }
+                let left = std::array::from_fn(
+                    #[inline(always)]
+                    |i| a.vector(simd, row + i, p),
+                );
+                add::<F, S, R, C>(
+                    simd,
+                    &mut sums,
+                    left,
+                    #[inline(always)]
+                    |j| b.vector(simd, col + j, p),
+                );
             }
             if whole < inner {
                 let mask: MemMask<F::Mask<S>> = F::mask::<S>(simd, inner - whole);
-                let load = |from| F::load_masked(simd, mask, from);
-                add::<F, S, R, C>(simd, &mut sums, a.add(whole), b.add(whole), inner, load);
+                let left = std::array::from_fn(
+                    #[inline(always)]
+                    |i| a.masked(simd, row + i, whole, mask),
+                );
+                add::<F, S, R, C>(
+                    simd,
+                    &mut sums,
+                    left,
+                    #[inline(always)]
+                    |j| b.masked(simd, col + j, whole, mask),
+                );
             }
         }
         for (i, sums) in sums.iter().enumerate() {
@@ -103,26 +206,16 @@ impl<F: Real> Dots<'_, F> {
     }
 }
 
-/// Adds the products of one vector of each row; rows are `stride` apart.
-///
-/// SAFETY: `load` must be able to read a vector of each row.
+/// Adds the products of one vector of each row.
 #[inline(always)]
-unsafe fn add<F: Real, S: Simd, const R: usize, const C: usize>(
+fn add<F: Real, S: Simd, const R: usize, const C: usize>(
     simd: S,
     sums: &mut [[F::Vector<S>; C]; R],
-    a: *const F,
-    b: *const F,
-    stride: usize,
-    load: impl Fn(*const F) -> F::Vector<S>,
+    left: [F::Vector<S>; R],
+    right: impl Fn(usize) -> F::Vector<S>,
 ) {
-    let mut left = [F::splat(simd, F::zero()); R];
-    for i in 0..R {
-        // SAFETY: the caller vouches for the row.
-        left[i] = load(unsafe { a.add(i * stride) });
-    }
     for j in 0..C {
-        // SAFETY: likewise.
-        let right = load(unsafe { b.add(j * stride) });
+        let right = right(j);
         for i in 0..R {
             sums[i][j] = F::product_sum(simd, left[i], right, sums[i][j]);
         }

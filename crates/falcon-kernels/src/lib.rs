@@ -136,6 +136,7 @@ mod head;
 mod inputs;
 mod masked;
 pub mod mat;
+mod narrow;
 pub mod normaliser;
 mod real;
 mod recurrent;
@@ -151,7 +152,6 @@ mod state;
 mod step;
 mod tape;
 mod view;
-mod widen;
 
 pub use aligned::Aligned;
 pub use backward::{Grads, GradsMut};
@@ -173,7 +173,7 @@ pub use view::View;
 /// Loops and dispatch for the other crates of this workspace. Not a stable interface.
 #[doc(hidden)]
 pub mod vector {
+    pub use crate::narrow::{BLOCK, NarrowRows};
     pub use crate::real::products;
     pub use crate::simd::vectorised;
-    pub use crate::widen::{BLOCK, widen};
 }

@@ -41,10 +41,29 @@ pub(crate) fn copy_row<F: Copy>(to: &mut [F], from: &[F]) {
 /// Asks the processor to fetch a row that will be read soon.
 #[inline(always)]
 pub(crate) fn prefetch<F>(row: &[F]) {
+    for line in row.chunks(LINE / size_of::<F>()) {
+        prefetch_line(line.as_ptr());
+    }
+}
+
+/// Asks the processor to fetch `numbers[row + start..]`, where loops over `start` have come to a new line of the cache.
+/// The numbers need not exist.
+#[inline(always)]
+pub(crate) fn prefetch_once<F>(numbers: &[F], row: usize, start: usize) {
+    if (start * size_of::<F>()).is_multiple_of(LINE) {
+        prefetch_line(numbers.as_ptr().wrapping_add(row + start));
+    }
+}
+
+/// Bytes of a line of the cache.
+const LINE: usize = 64;
+
+#[inline(always)]
+fn prefetch_line<F>(line: *const F) {
     #[cfg(target_arch = "x86_64")]
-    for line in row.chunks(64 / size_of::<F>()) {
+    {
         use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         // SAFETY: prefetching has no effect on the program.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
     }
 }

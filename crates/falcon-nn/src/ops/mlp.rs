@@ -15,6 +15,7 @@ use falcon_kernels::mat::{Mat, MatMut};
 
 use super::blocks::{Buffers, Weight, by_blocks, rows, transpose};
 use super::bridge::{Adjoint, Array, ForwardPass, Slice, only, run_with};
+use super::few::{FEW, multiply_few};
 use super::norm::{Norm, Normaliser};
 use super::swiglu;
 
@@ -62,8 +63,23 @@ impl<'a> MlpInputs<'a> {
 
 fn forward(normaliser: Normaliser, inputs: &[Slice<'_>], tracked: bool) -> ForwardPass<()> {
     let MlpInputs { x, norm, gate, up, down, tokens, hidden, inner } = MlpInputs::new(inputs);
-    let [gate, up, down] = [gate, up, down].map(|weight| Weight::new(weight, tokens));
     let mut y = x.to_vec();
+    if tokens <= FEW && !tracked {
+        let mut n = vec![0.0; x.len()];
+        normaliser.forward(x, Some(norm), hidden, &mut n);
+        let products = multiply_few(&[gate.into(), up.into()], &n);
+        let mut h = vec![0.0; tokens * inner];
+        swiglu::forward(&products[0], &products[1], &mut h);
+        let branch = multiply_few(&[down.into()], &h).remove(0);
+        y.iter_mut().zip(branch).for_each(|(y, branch)| *y += branch);
+        let outputs = vec![Array { data: y, shape: inputs[0].shape.to_vec() }];
+        return ForwardPass {
+            outputs,
+            adjoint: Arc::new(MlpAdjoint { norm: normaliser, kept: Vec::new() }),
+            value: (),
+        };
+    }
+    let [gate, up, down] = [gate, up, down].map(|weight| Weight::new(weight, tokens));
     let buffers = Buffers { out: vec![&mut y], scratch: [hidden, inner], sums: 0 };
     let (kept, _) = by_blocks(tokens, buffers, |mut block| {
         let (y, [n, h], product) = (&mut *block.out[0], block.scratch, block.product);

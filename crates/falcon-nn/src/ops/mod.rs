@@ -6,6 +6,7 @@ mod blocks;
 mod bridge;
 pub(crate) mod conv;
 pub(crate) mod embedding;
+mod few;
 pub(crate) mod gate;
 pub(crate) mod linear;
 pub(crate) mod loss;

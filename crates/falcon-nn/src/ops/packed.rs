@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use falcon_base::nearest;
-use falcon_kernels::dots::dots;
 use falcon_kernels::mat::{Mat, MatMut, matmul};
-use falcon_kernels::vector::{BLOCK, widen};
+use falcon_kernels::vector::{BLOCK, NarrowRows};
 use half::bf16;
+use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 use thiserror::Error;
 
 use super::bridge::{Array, ManyOp, Slice, run_many};
+use super::few::{FEW, MatrixRows, RowMatrix, multiply_few};
 use super::norm::{Normaliser, Rms, normaliser, normed};
-use super::slices::vectorised;
 
 /// How the matrices of a model are held while it generates. States, norms, convolutions and all arithmetic are `f32` in
 /// every format.
@@ -89,10 +89,6 @@ impl fmt::Debug for PackedMatrix {
 
 /// Rows of one task.
 const TASK: usize = 64;
-/// Rows that are unpacked together, into the first level of the cache.
-const PANEL: usize = 8;
-/// With more rows of `x`, each unpacked number is used so often that a product which blocks both sides is faster.
-const FEW: usize = 32;
 
 impl PackedMatrix {
     /// Rounds a matrix with rows of `inputs` numbers to the nearest numbers of a format with fewer bits.
@@ -128,74 +124,37 @@ impl PackedMatrix {
         self.inputs
     }
 
-    /// Writes the rows from `first` on to `rows`, whose length says how many.
-    pub fn unpack(&self, first: usize, rows: &mut [f32]) {
-        let (inputs, count) = (self.inputs, rows.len() / self.inputs);
+    fn matrix(&self) -> RowMatrix<'_> {
+        RowMatrix { rows: MatrixRows::Narrow(self.rows()), inputs: self.inputs, outputs: self.outputs }
+    }
+
+    fn rows(&self) -> NarrowRows<'_> {
         match &self.numbers {
-            Numbers::Bf16(numbers) => {
-                let numbers = &numbers[first * inputs..(first + count) * inputs];
-                vectorised(
-                    #[inline(always)]
-                    || {
-                        for (to, from) in rows.iter_mut().zip(numbers) {
-                            // Without the branch for NaN that `to_f32` has: weights are finite.
-                            *to = f32::from_bits(u32::from(from.to_bits()) << 16);
-                        }
-                    },
-                );
-            }
-            Numbers::Int8 { values, scales } => {
-                let blocks = inputs.div_ceil(BLOCK);
-                for (row, to) in rows.chunks_exact_mut(inputs).enumerate() {
-                    let scales = &scales[(first + row) * blocks..][..blocks];
-                    let (values, rest) = values[(first + row) * inputs..][..inputs].as_chunks::<BLOCK>();
-                    let (to, to_rest) = to.as_chunks_mut::<BLOCK>();
-                    widen(to, values, scales);
-                    for (to, value) in to_rest.iter_mut().zip(rest) {
-                        *to = scales[blocks - 1] * f32::from(*value);
-                    }
-                }
-            }
+            Numbers::Bf16(numbers) => NarrowRows::Bf16(numbers.reinterpret_cast()),
+            Numbers::Int8 { values, scales } => NarrowRows::Int8 { values, scales },
         }
     }
 
-    /// `x Wᵀ`, `[tokens, outputs]`. Every number of the matrix is read once, whatever the number of tokens. For up to
-    /// [`FEW`] tokens, the bits of a row do not depend on the other rows.
-    fn multiply(&self, x: &[f32]) -> Vec<f32> {
+    /// Writes the rows from `first` on to `rows`, whose length says how many.
+    pub fn unpack(&self, first: usize, rows: &mut [f32]) {
+        self.rows().part(first, rows.len() / self.inputs, self.inputs).widen(rows, self.inputs);
+    }
+
+    /// `x Wᵀ`, `[tokens, outputs]`, for many tokens.
+    fn multiply_many(&self, x: &[f32]) -> Vec<f32> {
         let (inputs, tokens) = (self.inputs, x.len() / self.inputs);
-        let mut y = vec![0.0; tokens * self.outputs];
-        // `[tokens, rows]` for the rows of a task.
-        let task = |first: usize, to: &mut [f32]| {
-            let rows = to.len() / tokens;
-            if tokens > FEW {
-                let mut unpacked = vec![0.0; rows * inputs];
-                self.unpack(first, &mut unpacked);
-                return matmul(MatMut::new(to, rows), 0.0, Mat::new(x, inputs), Mat::new(&unpacked, inputs).t());
-            }
-            let (mut unpacked, mut products) = (vec![0.0; PANEL * inputs], vec![0.0; tokens * PANEL]);
-            for start in (0..rows).step_by(PANEL) {
-                let count = PANEL.min(rows - start);
-                let (unpacked, products) = (&mut unpacked[..count * inputs], &mut products[..tokens * count]);
-                self.unpack(first + start, unpacked);
-                dots(products, x, unpacked, inputs);
-                for (to, products) in to.chunks_exact_mut(rows).zip(products.chunks_exact(count)) {
-                    to[start..start + count].copy_from_slice(products);
-                }
-            }
-        };
-        if tokens == 1 {
-            y.par_chunks_mut(TASK).enumerate().for_each(|(index, y)| task(index * TASK, y));
-            return y;
-        }
         let parts: Vec<Vec<f32>> = (0..self.outputs.div_ceil(TASK))
             .into_par_iter()
             .map(|index| {
                 let rows = TASK.min(self.outputs - index * TASK);
-                let mut part = vec![0.0; tokens * rows];
-                task(index * TASK, &mut part);
+                let (mut unpacked, mut part) = (vec![0.0; rows * inputs], vec![0.0; tokens * rows]);
+                self.unpack(index * TASK, &mut unpacked);
+                let to = MatMut::new(&mut part, rows);
+                matmul(to, 0.0, Mat::new(x, inputs), Mat::new(&unpacked, inputs).t());
                 part
             })
             .collect();
+        let mut y = vec![0.0; tokens * self.outputs];
         for (index, part) in parts.iter().enumerate() {
             let rows = part.len() / tokens;
             for (y, part) in y.chunks_exact_mut(self.outputs).zip(part.chunks_exact(rows)) {
@@ -256,11 +215,14 @@ impl ManyOp for PackedOp {
         let x = &inputs[0];
         let mut scratch = vec![0.0; if self.norm.is_some() { x.data.len() } else { 0 }];
         let n = normed(self.norm.map(|norm| (norm, inputs[1].data)), x.data, &mut scratch);
-        let array = |matrix: &Arc<PackedMatrix>| Array {
-            data: matrix.multiply(n),
-            shape: vec![x.shape[0], matrix.outputs],
+        let tokens = x.shape[0];
+        let products = if tokens <= FEW {
+            multiply_few(&self.matrices.iter().map(|matrix| matrix.matrix()).collect::<Vec<_>>(), n)
+        } else {
+            self.matrices.iter().map(|matrix| matrix.multiply_many(n)).collect()
         };
-        self.matrices.iter().map(array).collect()
+        let arrays = products.into_iter().zip(&self.matrices);
+        arrays.map(|(data, matrix)| Array { data, shape: vec![tokens, matrix.outputs] }).collect()
     }
 
     fn backward(&self, _: &[Slice<'_>], _: Vec<Option<Vec<f32>>>) -> Vec<Vec<f32>> {
@@ -313,17 +275,16 @@ mod tests {
     fn products_are_those_of_the_rounded_matrix() {
         for (outputs, inputs) in [(1, 1), (130, 71), (64, 96)] {
             for format in [WeightFormat::Bf16, WeightFormat::Int8] {
-                let packed = PackedMatrix::new(&numbers(outputs * inputs, 37), inputs, format);
+                let packed = Arc::new(PackedMatrix::new(&numbers(outputs * inputs, 37), inputs, format));
                 let mut rounded = vec![0.0; outputs * inputs];
                 packed.unpack(0, &mut rounded);
-                for tokens in [1, 2, 16, FEW, FEW + 1, 100] {
+                for tokens in [1, 16, FEW, FEW + 1, 100] {
                     let x = numbers(tokens * inputs, 101);
-                    let y = packed.multiply(&x);
-                    let alone = packed.multiply(&x[..inputs]);
-                    if tokens <= FEW {
-                        assert_eq!(y[..outputs], alone, "the bits of one token beside {tokens}");
-                    }
-                    for (x, y) in x.chunks_exact(inputs).zip(y.chunks_exact(outputs)) {
+                    let op = PackedOp { norm: None, matrices: vec![packed.clone()] };
+                    let slice = Slice { data: &x, shape: &[tokens, inputs] };
+                    let y = op.forward(&[slice], false).remove(0);
+                    assert_eq!(y.shape, [tokens, outputs]);
+                    for (x, y) in x.chunks_exact(inputs).zip(y.data.chunks_exact(outputs)) {
                         for (row, y) in rounded.chunks_exact(inputs).zip(y) {
                             let expected: f64 =
                                 x.iter().zip(row).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();

@@ -14,6 +14,7 @@ use falcon_kernels::mat::{Mat, MatMut};
 use super::Engine;
 use super::blocks::{Buffers, Weight, by_blocks, rows};
 use super::bridge::{Array, ManyOp, Slice, SliceOp, run, run_many};
+use super::few::{FEW, RowMatrix, multiply_few};
 use super::norm::{Norm, Normaliser, Rms, Weighted, normalise, normaliser, normed};
 use super::packed::{Matrix, products};
 
@@ -102,9 +103,16 @@ impl ProjectOp {
 }
 
 impl ManyOp for ProjectOp {
-    fn forward(&self, inputs: &[Slice<'_>], _: bool) -> Vec<Array> {
+    fn forward(&self, inputs: &[Slice<'_>], tracked: bool) -> Vec<Array> {
         let (x, norm, matrices) = self.parts(inputs);
         let [tokens, hidden] = [x.shape[0], x.shape[1]];
+        if tokens <= FEW && !tracked {
+            let mut scratch = vec![0.0; x.data.len()];
+            let n = normed(norm, x.data, &mut scratch);
+            let outputs = multiply_few(&matrices.iter().map(RowMatrix::from).collect::<Vec<_>>(), n);
+            let arrays = outputs.into_iter().zip(matrices);
+            return arrays.map(|(data, weight)| Array { data, shape: vec![tokens, weight.shape[0]] }).collect();
+        }
         let weights: Vec<_> = matrices.iter().map(|weight| Weight::new(weight, tokens)).collect();
         let mut outputs: Vec<_> = matrices.iter().map(|weight| vec![0.0; tokens * weight.shape[0]]).collect();
         let buffers =
@@ -176,9 +184,18 @@ impl JoinOp {
 }
 
 impl SliceOp for JoinOp {
-    fn forward(&self, inputs: &[Slice<'_>], _: bool) -> Array {
+    fn forward(&self, inputs: &[Slice<'_>], tracked: bool) -> Array {
         let (read, norm, residual) = (&inputs[0], self.norm(inputs), self.residual(inputs));
         let ([tokens, width], hidden) = ([read.shape[0], read.shape[1]], inputs[1].shape[0]);
+        if tokens <= FEW && !tracked {
+            let mut scratch = vec![0.0; read.data.len()];
+            let m = normed(norm, read.data, &mut scratch);
+            let mut data = multiply_few(&[(&inputs[1]).into()], m).remove(0);
+            if let Some(x) = residual {
+                data.iter_mut().zip(x.data).for_each(|(y, x)| *y += x);
+            }
+            return Array { data, shape: vec![tokens, hidden] };
+        }
         let weight = Weight::new(&inputs[1], tokens);
         let (mut y, keep) = match residual {
             Some(x) => (x.data.to_vec(), 1.0),
