@@ -1,7 +1,6 @@
 //! The forward pass over a batch of sequences, and how threads share its heads.
 
 use std::ops::Range;
-use std::slice::ChunksExactMut;
 
 use rayon::prelude::*;
 
@@ -12,6 +11,7 @@ use crate::error::Error;
 use crate::form::Form;
 use crate::head::{Head, advance};
 use crate::inputs::Sizes;
+use crate::pipeline;
 use crate::rule::Rule;
 use crate::scratch::Scratch;
 use crate::segment::Segment;
@@ -24,33 +24,39 @@ use crate::{Real, normaliser};
 /// after head.
 pub(crate) fn forward<F: Real>(call: &Call<'_, F>, state: &mut State<F>, out: &mut [F], saved: &mut [F]) {
     let Call { rule, form, inputs, sizes } = call;
-    let blocks = if saved.is_empty() { value_blocks(rule, *form, sizes) } else { 1 };
+    let blocks = value_blocks(rule, *form, sizes);
+    let (size, columns) = (call.memory_len(), rule.state_columns(sizes.dim_v));
     let out = SharedHeads::new(out, inputs.offsets, sizes.heads * blocks, sizes.dim_v / blocks);
-    let size = call.memory_len();
+    // The saved memories are rows, too: those of each head of each sequence follow each other.
+    let saved_rows = saved_rows(call);
+    let saved = (!saved.is_empty()).then(|| SharedHeads::new(saved, &saved_rows, blocks, columns / blocks));
     let mut memories = std::mem::take(&mut state.memory);
     let mut parts = if blocks > 1 { columns_apart(&memories, size, sizes.dim_v, blocks) } else { Vec::new() };
     let target: &mut [F] = if blocks > 1 { &mut parts } else { &mut memories };
-    // Each head, or block of columns of a head, with its memory and its part of `saved`.
-    let mut rest = saved;
+    // Each head, or block of columns of a head, with its memory.
     let mut runs: Vec<_> = heads(call, state)
         .into_iter()
-        .flat_map(|head| (0..blocks).map(move |block| (head.block(block, blocks), head.head * blocks + block)))
+        .enumerate()
+        .flat_map(|(index, head)| (0..blocks).map(move |block| (index, head.block(block, blocks), block)))
         .zip(target.chunks_exact_mut(size / blocks))
-        .map(|((head, rows), memory)| {
-            let length = if rest.is_empty() { 0 } else { call.segments(head.sequence) * size };
-            let (saved, after) = std::mem::take(&mut rest).split_at_mut(length);
-            rest = after;
-            let out = out.claim(head.sequence, rows);
-            Run { head, memory, saved: saved.chunks_exact_mut(size), out }
+        .map(|((index, head, block), memory)| {
+            let saved = saved.as_ref().map(|saved| saved.claim(index, block));
+            let out = out.claim(head.sequence, head.head * blocks + block);
+            Run { head, memory, saved, out }
         })
         .collect();
-    // A task takes heads of one sequence only.
-    let share = heads_per_task(sizes.sequences, sizes.heads * blocks);
-    runs.chunks_mut(sizes.heads * blocks)
-        .flat_map(|sequence| sequence.chunks_mut(share))
-        .collect::<Vec<_>>()
-        .into_par_iter()
-        .for_each(run);
+    let prepared = threads_per_head(sizes) > 1 && pipeline::serves(rule, *form);
+    if prepared {
+        runs.par_chunks_mut(blocks).for_each(pipeline::run);
+    } else {
+        // A task takes heads of one sequence only.
+        let share = heads_per_task(sizes.sequences, sizes.heads * blocks);
+        runs.chunks_mut(sizes.heads * blocks)
+            .flat_map(|sequence| sequence.chunks_mut(share))
+            .collect::<Vec<_>>()
+            .into_par_iter()
+            .for_each(run);
+    }
     drop(runs);
     if blocks > 1 {
         columns_together(&parts, &mut memories, size, sizes.dim_v, blocks);
@@ -59,9 +65,24 @@ pub(crate) fn forward<F: Real>(call: &Call<'_, F>, state: &mut State<F>, out: &m
     advance(call, state);
 }
 
+/// The first row of the saved memories of every head of every sequence, and the number of all rows.
+fn saved_rows<F: Real>(call: &Call<'_, F>) -> Vec<usize> {
+    let Sizes { sequences, heads, dim_k, .. } = call.sizes;
+    let lengths = (0..sequences).flat_map(|sequence| std::iter::repeat_n(call.segments(sequence) * dim_k, heads));
+    let ends = lengths.scan(0, |end, length| {
+        *end += length;
+        Some(*end)
+    });
+    std::iter::once(0).chain(ends).collect()
+}
+
+/// How many threads each head may have.
+fn threads_per_head(sizes: &Sizes) -> usize {
+    rayon::current_num_threads() / (sizes.sequences * sizes.heads).max(1)
+}
+
 /// Into how many blocks of columns the values of a head are divided. The columns of a memory are independent, so
-/// threads that would have no head of their own can share one. What the columns have in common is then computed once
-/// for each block, on threads that would otherwise be idle. The results of a column are the same in any block.
+/// threads that would have no head of their own can share one. The results of a column are the same in any block.
 fn value_blocks(rule: &Rule, form: Form, sizes: &Sizes) -> usize {
     // Narrower blocks would make the matrix products slower.
     const NARROWEST: usize = 32;
@@ -72,8 +93,7 @@ fn value_blocks(rule: &Rule, form: Form, sizes: &Sizes) -> usize {
     if sizes.dim_k.max(stretch.saturating_add(rule.window)) > DEEPEST {
         return 1;
     }
-    let threads = rayon::current_num_threads() / (sizes.sequences * sizes.heads).max(1);
-    let most = threads.min(sizes.dim_v / NARROWEST);
+    let most = threads_per_head(sizes).min(sizes.dim_v / NARROWEST);
     // All columns are divided by that of the normaliser, so they cannot be separated.
     let most = if rule.normaliser.is_some() { 1 } else { most };
     (2..=most).rev().find(|blocks| sizes.dim_v.is_multiple_of(*blocks)).unwrap_or(1)
@@ -172,12 +192,35 @@ pub(crate) fn heads<'a, F: Real>(call: &'a Call<'a, F>, state: &'a State<F>) -> 
 }
 
 /// One head, or block of its columns, during a forward pass.
-struct Run<'a, F> {
-    head: Head<'a, F>,
-    memory: &'a mut [F],
-    /// Where to save the memory before each segment; empty if it is not needed.
-    saved: ChunksExactMut<'a, F>,
+pub(crate) struct Run<'a, F> {
+    pub head: Head<'a, F>,
+    pub memory: &'a mut [F],
+    /// Where to save the memory before each segment, if it is needed.
+    saved: Option<HeadRows<'a, F>>,
     out: HeadRows<'a, F>,
+}
+
+impl<F: Real> Run<'_, F> {
+    /// Runs a segment by `form`, which advances the memory and sets `raw` to the reads. `index` counts the segments.
+    pub fn segment(
+        &mut self,
+        index: usize,
+        steps: Range<usize>,
+        raw: &mut Aligned<F>,
+        columns: usize,
+        form: impl FnOnce(&mut [F], &mut [F]),
+    ) {
+        raw.resize(steps.len() * columns);
+        if let Some(saved) = &mut self.saved {
+            let dim_k = self.memory.len() / columns;
+            for (row, line) in self.memory.chunks_exact(columns).enumerate() {
+                copy_row(saved.row(index * dim_k + row), line);
+            }
+        }
+        self.out.prefetch(steps.clone());
+        form(self.memory, raw);
+        dispatch(Output { rule: &self.head.call.rule, steps, raw, out: &mut self.out });
+    }
 }
 
 /// Runs heads of one sequence from their incoming memories to their outgoing ones.
@@ -185,16 +228,12 @@ fn run<F: Real>(runs: &mut [Run<'_, F>]) {
     let Head { call: Call { rule, form, sizes, .. }, ref values, .. } = runs[0].head;
     let (mut segment, mut coefficients) = (Segment::new(rule, sizes.dim_k, values.len()), Coefficients::default());
     let (mut raw, mut scratch) = (Aligned::default(), Scratch::default());
-    for steps in form.segments(rule, runs[0].head.tokens().len()) {
-        for Run { head, memory, saved, out } in &mut *runs {
-            head.pack(steps.clone(), &mut segment, &mut coefficients, Purpose::Forward);
-            raw.resize(steps.len() * segment.columns);
-            if let Some(saved) = saved.next() {
-                saved.copy_from_slice(memory);
-            }
-            out.prefetch(steps.clone());
-            form.forward(&segment, memory, &mut raw, &mut scratch);
-            dispatch(Output { rule, steps: steps.clone(), raw: &raw, out });
+    for (index, steps) in form.segments(rule, runs[0].head.tokens().len()).enumerate() {
+        for run in &mut *runs {
+            run.head.pack(steps.clone(), &mut segment, &mut coefficients, Purpose::Forward);
+            run.segment(index, steps.clone(), &mut raw, segment.columns, |memory, raw| {
+                form.forward(&segment, memory, raw, &mut scratch);
+            });
         }
     }
 }

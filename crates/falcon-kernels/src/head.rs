@@ -105,6 +105,11 @@ impl<'a, F: Real> Head<'a, F> {
         Self { values: row(index, self.values.len() / blocks), ..self.clone() }
     }
 
+    /// The head with all its columns.
+    pub fn whole(&self) -> Self {
+        Self { values: 0..self.call.sizes.dim_v, ..self.clone() }
+    }
+
     /// The tokens of this sequence.
     pub fn tokens(&self) -> Range<usize> {
         self.call.inputs.offsets[self.sequence]..self.call.inputs.offsets[self.sequence + 1]

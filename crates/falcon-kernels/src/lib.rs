@@ -138,6 +138,7 @@ mod masked;
 pub mod mat;
 mod narrow;
 pub mod normaliser;
+mod pipeline;
 mod real;
 mod recurrent;
 pub mod rule;

@@ -50,6 +50,16 @@ pub(crate) fn split<F, const N: usize>(buffer: &mut [F], lengths: [usize; N]) ->
     })
 }
 
+/// [`split`] to read.
+pub(crate) fn split_shared<F, const N: usize>(buffer: &[F], lengths: [usize; N]) -> [&[F]; N] {
+    let mut rest = buffer;
+    lengths.map(|length| {
+        let (slice, after) = rest.split_at(length.next_multiple_of(Aligned::<F>::LINE));
+        rest = after;
+        &slice[..length]
+    })
+}
+
 /// The room that [`split`] needs for slices of these lengths.
 pub(crate) fn room<F>(lengths: &[usize]) -> usize {
     lengths.iter().map(|length| length.next_multiple_of(Aligned::<F>::LINE)).sum()

@@ -13,6 +13,7 @@ use crate::Real;
 use crate::aligned::Aligned;
 use crate::rule::{Columns, Objective, Read, Rule};
 use crate::scratch;
+use crate::simd::copy_row;
 use crate::state::row;
 
 #[derive(Clone, Debug, Default)]
@@ -57,6 +58,25 @@ impl<F: Real> Segment<F> {
             objective: rule.objective,
             each_column: rule.columns == Columns::Each,
             ..Self::default()
+        }
+    }
+
+    /// Becomes `whole` with the given columns of its values only; for rules without a normaliser, with one gain for all
+    /// columns.
+    pub fn copy_columns(&mut self, whole: &Self, columns: Range<usize>) {
+        let Self { steps, tail, first, .. } = *whole;
+        (self.steps, self.tail, self.first) = (steps, tail, first);
+        (self.values, self.columns) = (columns.len(), columns.len());
+        self.qx.resize(whole.qx.len());
+        self.qx.copy_from_slice(&whole.qx);
+        self.v.resize(whole.rows() * columns.len());
+        for (to, from) in self.v.chunks_exact_mut(columns.len()).zip(whole.v.chunks_exact(whole.columns)) {
+            copy_row(to, &from[columns.clone()]);
+        }
+        for (to, from) in
+            [(&mut self.write, &whole.write), (&mut self.erase, &whole.erase), (&mut self.gamma, &whole.gamma)]
+        {
+            to.clone_from(from);
         }
     }
 

@@ -27,18 +27,35 @@ use super::rows::scale_rows;
 use crate::Real;
 use crate::mat::{Mat, MatMut, lower_matmul, matmul, matmul_memory, product_lower};
 use crate::real::{axpy, combine, scale};
-use crate::scratch::Scratch;
+use crate::scratch::{room, split, split_shared};
 use crate::segment::Segment;
 use crate::state::row;
 
 /// Steps of the triangular system that are substituted one by one; all earlier steps enter as one matrix product.
 pub(super) const BLOCK: usize = 16;
 
+/// The part of the forward pass that does not depend on the memory; see [`Chunk`].
 #[inline(always)]
-pub(super) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut [F], scratch: &mut Scratch<F>) {
+pub(super) fn prepare<F: Real>(segment: &Segment<F>, prepared: &mut [F]) {
+    Chunk::prepare(segment, prepared);
+}
+
+pub(super) fn prepared_len<F: Real>(segment: &Segment<F>) -> usize {
+    room::<F>(&chunk_lengths(segment))
+}
+
+/// The rest of the forward pass.
+#[inline(always)]
+pub(super) fn finish<F: Real>(
+    segment: &Segment<F>,
+    prepared: &[F],
+    memory: &mut [F],
+    out: &mut [F],
+    scratch: &mut [F],
+) {
     let (columns, steps, rows) = (segment.columns, segment.steps, segment.rows());
-    let [decay, products, far, masked, prior, p, z, omega, closed, last] = scratch.split(lengths(segment));
-    let chunk = Chunk::new(segment, memory, Buffers { decay, products, far, masked, prior });
+    let [prior, p, z, omega, closed, last] = split(scratch, sweep_lengths(segment));
+    let chunk = Chunk::new(segment, prepared, memory, prior);
     let mut sweep = Sweep { p, z, omega, closed };
     sweep.run(&chunk);
 
@@ -58,39 +75,25 @@ pub(super) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut
     matmul(MatMut::new(memory, columns), chunk.decay(steps, 0), x.t(), Mat::new(last, columns));
 }
 
-/// Lengths of the buffers of a chunk: of [`Buffers`], of [`Sweep`], and of the last `ω`.
-pub(super) fn lengths<F: Real>(segment: &Segment<F>) -> [usize; 10] {
-    let (steps, rows, columns) = (segment.steps, segment.rows(), segment.columns);
+/// Lengths of the arrays that [`Chunk::prepare`] fills.
+fn chunk_lengths<F: Real>(segment: &Segment<F>) -> [usize; 4] {
+    let (steps, rows) = (segment.steps, segment.rows());
+    [(steps + 1) * (steps + 1), (steps + rows) * rows, steps * rows, steps * rows]
+}
+
+/// Lengths of the predictions of the incoming memory, of the arrays of [`Sweep`], and of the last `ω`.
+pub(super) fn sweep_lengths<F: Real>(segment: &Segment<F>) -> [usize; 6] {
+    let (rows, columns) = (segment.rows(), segment.columns);
     let history = rows * depth(segment) * columns;
     // With window 1 a row is closed by its first write, and no row is ever open.
     let open = if segment.window > 1 { history } else { 0 };
-    [
-        (steps + 1) * (steps + 1),
-        (steps + rows) * rows,
-        steps * rows,
-        steps * rows,
-        rows * columns,
-        history,
-        history,
-        open,
-        rows * columns,
-        rows * columns,
-    ]
+    [rows * columns, history, history, open, rows * columns, rows * columns]
 }
 
 /// The most steps of a chunk that write one row.
 #[inline(always)]
 fn depth<F: Real>(segment: &Segment<F>) -> usize {
     segment.window.min(segment.steps)
-}
-
-/// The arrays that [`Chunk::new`] fills.
-pub(super) struct Buffers<'a, F> {
-    pub decay: &'a mut [F],
-    pub products: &'a mut [F],
-    pub far: &'a mut [F],
-    pub masked: &'a mut [F],
-    pub prior: &'a mut [F],
 }
 
 /// The products of the inputs of a chunk, which both directions need.
@@ -110,16 +113,16 @@ pub(super) struct Chunk<'a, F> {
 }
 
 impl<'a, F: Real> Chunk<'a, F> {
+    /// Computes all that does not depend on the memory.
     #[inline(always)]
-    pub fn new(segment: &'a Segment<F>, memory: &[F], buffers: Buffers<'a, F>) -> Self {
-        let Buffers { decay, products, far, masked, prior } = buffers;
+    pub fn prepare(segment: &Segment<F>, prepared: &mut [F]) {
         let (steps, rows, times) = (segment.steps, segment.rows(), segment.steps + 1);
+        let [decay, products, far, masked] = split(prepared, chunk_lengths(segment));
         let [q, x] = [segment.q(), segment.x()].map(|rows| Mat::new(rows, segment.dim_k));
         // A query needs the pairs written before it reads; a pair needs those before it and those in a common window.
         let (attention, gram) = products.split_at_mut(steps * rows);
         product_lower(attention, q, x.t(), |step| segment.tail + segment.read_time(step));
         product_lower(gram, x, x.t(), |r| r + segment.window);
-        matmul_memory(prior, F::zero(), x, Mat::new(memory, segment.columns));
         // As products, because exponentials of differences would cancel.
         decay[0] = F::one();
         for t in 1..times {
@@ -129,13 +132,21 @@ impl<'a, F: Real> Chunk<'a, F> {
             }
             here[t] = F::one();
         }
-        let chunk = Self { segment, decay, products, far: &[], masked: &[], prior };
+        let chunk = Chunk { segment, decay, products, far: &[], masked: &[], prior: &[] };
         for step in 0..steps {
             let gram = chunk.gram(segment.tail + step);
             chunk.decayed(step, &mut far[row(step, rows)], gram);
             chunk.decayed(segment.read_time(step), &mut masked[row(step, rows)], chunk.attention(step));
         }
-        Self { far, masked, ..chunk }
+    }
+
+    /// What [`Chunk::prepare`] has computed, and the predictions of the incoming memory.
+    #[inline(always)]
+    pub fn new(segment: &'a Segment<F>, prepared: &'a [F], memory: &[F], prior: &'a mut [F]) -> Self {
+        let [decay, products, far, masked] = split_shared(prepared, chunk_lengths(segment));
+        let x = Mat::new(segment.x(), segment.dim_k);
+        matmul_memory(prior, F::zero(), x, Mat::new(memory, segment.columns));
+        Self { segment, decay, products, far, masked, prior }
     }
 
     /// `to[r] = from[r] D[t][t_r]` for the rows closed by `time`, 0 for the others.

@@ -19,7 +19,7 @@
 
 use std::ops::Range;
 
-use super::delta::{BLOCK, Buffers, Chunk, Sweep, lengths};
+use super::delta::{BLOCK, Chunk, Sweep, prepared_len, sweep_lengths};
 use super::rows::{copy_scaled, scale_rows};
 use crate::Real;
 use crate::mat::{Mat, MatMut, lower_matmul, lower_matmul_t, matmul, matmul_memory, product_lower};
@@ -38,10 +38,11 @@ pub(super) fn backward<F: Real>(
     scratch: &mut Scratch<F>,
 ) {
     let (columns, dim_k, rows, steps) = (segment.columns, segment.dim_k, segment.rows(), segment.steps);
-    let [l0, l1, l2, l3, l4, l5, l6, l7, l8, l9] = lengths(segment);
-    let [decay, products, far, masked, prior, p, z, omega, closed, last, rest] =
-        scratch.split([l0, l1, l2, l3, l4, l5, l6, l7, l8, l9, reverse_length(segment)]);
-    let chunk = Chunk::new(segment, memory, Buffers { decay, products, far, masked, prior });
+    let sweep = room::<F>(&sweep_lengths(segment));
+    let [prepared, sweep, rest] = scratch.split([prepared_len(segment), sweep, reverse_length(segment)]);
+    let [prior, p, z, omega, closed, last] = split(sweep, sweep_lengths(segment));
+    Chunk::prepare(segment, prepared);
+    let chunk = Chunk::new(segment, prepared, memory, prior);
     let mut sweep = Sweep { p, z, omega, closed };
     sweep.run(&chunk);
 

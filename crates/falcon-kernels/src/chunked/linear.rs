@@ -12,16 +12,27 @@ use super::rows::{copy_scaled, scale_rows};
 use crate::Real;
 use crate::mat::{Mat, MatMut, lower_matmul, lower_matmul_t, matmul, matmul_memory, product_lower};
 use crate::real::{add, dot, multiply, scale};
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, room, split, split_shared};
 use crate::segment::{Segment, SegmentGrad};
 use crate::state::row;
 
-#[inline(always)]
-pub(super) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut [F], scratch: &mut Scratch<F>) {
-    let (columns, dim_k, steps, rows) = (segment.columns, segment.dim_k, segment.steps, segment.rows());
-    let [attention, weighted, m, c] = scratch.split([steps * rows, rows * dim_k, rows, steps + 1]);
-    let (q, x, v) = matrices(segment);
+/// What [`prepare`] computes: `QXᵀ ⊙ m_τ`, `[steps, rows]`; the keys times their last weights, `[rows, dim_k]`; `c`,
+/// `[steps + 1]`; and, while it runs, the weights.
+fn lengths<F: Real>(segment: &Segment<F>) -> [usize; 4] {
+    let (steps, rows) = (segment.steps, segment.rows());
+    [steps * rows, rows * segment.dim_k, steps + 1, rows]
+}
 
+pub(super) fn prepared_len<F: Real>(segment: &Segment<F>) -> usize {
+    room::<F>(&lengths(segment))
+}
+
+/// The part of the forward pass that does not depend on the memory.
+#[inline(always)]
+pub(super) fn prepare<F: Real>(segment: &Segment<F>, prepared: &mut [F]) {
+    let (steps, rows) = (segment.steps, segment.rows());
+    let [attention, weighted, c, m] = split(prepared, lengths(segment));
+    let (q, x, _) = matrices(segment);
     product_lower(attention, q, x.t(), |step| written(segment, step));
     // The weights at one time after the other.
     m.fill(F::zero());
@@ -39,15 +50,22 @@ pub(super) fn forward<F: Real>(segment: &Segment<F>, memory: &mut [F], out: &mut
         // Set rather than multiplied by 0, because the products with later tokens may not be finite.
         rest.fill(F::zero());
     }
+    copy_scaled(weighted, segment.x(), segment.dim_k, |r| m[r]);
+}
+
+/// The rest of the forward pass.
+#[inline(always)]
+pub(super) fn finish<F: Real>(segment: &Segment<F>, prepared: &[F], memory: &mut [F], out: &mut [F]) {
+    let (columns, dim_k, steps, rows) = (segment.columns, segment.dim_k, segment.steps, segment.rows());
+    let [attention, weighted, c, _] = split_shared(prepared, lengths(segment));
+    let (q, _, v) = matrices(segment);
     matmul_memory(out, F::zero(), q, Mat::new(memory, columns));
     scale_rows(out, columns, |step| c[segment.read_time(step)]);
     lower_matmul(out, Mat::new(attention, rows), v, |step| written(segment, step));
-
-    copy_scaled(weighted, segment.x(), dim_k, |r| m[r]);
     matmul(MatMut::new(memory, columns), c[steps], Mat::new(weighted, dim_k).t(), v);
 }
 
-/// Adjoint of [`forward`]. The gradients of the weights are scalars, too, and the recursion of the weights, run
+/// Adjoint of [`prepare`] and [`finish`]. The gradients of the weights are scalars, too, and the recursion of the weights, run
 /// backwards, turns them into those of `γ` and `w`.
 #[inline(always)]
 pub(super) fn backward<F: Real>(

@@ -14,7 +14,8 @@ mod linear;
 mod rows;
 
 use crate::Real;
-use crate::scratch::Scratch;
+use crate::aligned::Aligned;
+use crate::scratch::{self, Scratch};
 use crate::segment::{Segment, SegmentGrad};
 use crate::simd::{Vectorised, dispatch};
 
@@ -36,9 +37,81 @@ impl<F: Real> Vectorised for Forward<'_, F> {
         let Self { segment, memory, out, scratch } = self;
         match segment {
             Segment { each_column: true, .. } => columns::forward(segment, memory, out, scratch),
-            _ if segment.erases() => delta::forward(segment, memory, out, scratch),
-            _ => linear::forward(segment, memory, out, scratch),
+            _ => {
+                let [prepared, scratch] = scratch.split([prepared_len(segment), finish_len(segment)]);
+                prepare_here(segment, prepared);
+                finish_here(segment, prepared, memory, out, scratch);
+            }
         }
+    }
+}
+
+/// The part of [`forward`] that does not depend on the memory, so that threads can compute it for several chunks at
+/// once: what the columns of the memory have in common. For rules with one gain for all columns.
+pub(crate) fn prepare<F: Real>(segment: &Segment<F>, prepared: &mut Aligned<F>) {
+    prepared.resize(prepared_len(segment));
+    scratch::poison(prepared);
+    dispatch(Prepare { segment, prepared });
+}
+
+/// The rest of [`forward`]. `segment` may have some of the columns of the one that was prepared.
+pub(crate) fn finish<F: Real>(
+    segment: &Segment<F>,
+    prepared: &[F],
+    memory: &mut [F],
+    out: &mut [F],
+    scratch: &mut Scratch<F>,
+) {
+    let [scratch] = scratch.split([finish_len(segment)]);
+    dispatch(Finish { segment, prepared, memory, out, scratch });
+}
+
+struct Prepare<'a, F> {
+    segment: &'a Segment<F>,
+    prepared: &'a mut [F],
+}
+
+impl<F: Real> Vectorised for Prepare<'_, F> {
+    #[inline(always)]
+    fn run(self) {
+        prepare_here(self.segment, self.prepared);
+    }
+}
+
+struct Finish<'a, F> {
+    segment: &'a Segment<F>,
+    prepared: &'a [F],
+    memory: &'a mut [F],
+    out: &'a mut [F],
+    scratch: &'a mut [F],
+}
+
+impl<F: Real> Vectorised for Finish<'_, F> {
+    #[inline(always)]
+    fn run(self) {
+        finish_here(self.segment, self.prepared, self.memory, self.out, self.scratch);
+    }
+}
+
+fn prepared_len<F: Real>(segment: &Segment<F>) -> usize {
+    if segment.erases() { delta::prepared_len(segment) } else { linear::prepared_len(segment) }
+}
+
+fn finish_len<F: Real>(segment: &Segment<F>) -> usize {
+    if segment.erases() { scratch::room::<F>(&delta::sweep_lengths(segment)) } else { 0 }
+}
+
+#[inline(always)]
+fn prepare_here<F: Real>(segment: &Segment<F>, prepared: &mut [F]) {
+    if segment.erases() { delta::prepare(segment, prepared) } else { linear::prepare(segment, prepared) }
+}
+
+#[inline(always)]
+fn finish_here<F: Real>(segment: &Segment<F>, prepared: &[F], memory: &mut [F], out: &mut [F], scratch: &mut [F]) {
+    if segment.erases() {
+        delta::finish(segment, prepared, memory, out, scratch);
+    } else {
+        linear::finish(segment, prepared, memory, out);
     }
 }
 
