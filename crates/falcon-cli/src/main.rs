@@ -6,7 +6,9 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 use falcon_cli::args::{Cli, Command};
-use falcon_cli::{bench, eval, export, generate, interrupt, memory, report, reproduce, scan, tokenizer, train};
+use falcon_cli::{
+    bench, convert, eval, export, generate, interrupt, memory, report, reproduce, scan, tokenizer, train,
+};
 use falcon_lm::train::Outcome;
 
 /// The exit code for bad input or output that cannot be written. Clap uses the same for bad arguments.
@@ -21,6 +23,7 @@ fn main() -> ExitCode {
         Command::Eval(args) => code(eval::run(&args)),
         Command::Generate(args) => code(generate::run(&args)),
         Command::Tokenizer(args) => code(tokenizer::run(&args).map(|()| Outcome::Finished)),
+        Command::Convert(args) => code(convert::run(&args).map(|()| Outcome::Finished)),
         Command::Export(args) => code(export::run(&args).map(|()| Outcome::Finished)),
         Command::Report(args) => code(report::run(&args).map(|()| Outcome::Finished)),
         Command::Bench(args) => code(bench::run(&args).map(|()| Outcome::Finished)),
