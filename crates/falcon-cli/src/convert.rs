@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use clap::Args;
-use falcon_base::PathError;
+use falcon_base::{AtPath, PathError};
 use falcon_lm::data::TOKENIZER_FILE;
 use falcon_lm::trained::{Trained, TrainedError};
-use falcon_nn::{FileError, Model, WeightFormat, weight_files};
+use falcon_nn::{FileError, Model, WeightFormat, tokenizer_fingerprint, weight_files};
 use indicatif::HumanBytes;
 use serde_json::json;
 use thiserror::Error;
@@ -132,7 +132,10 @@ pub fn run(args: &ConvertArgs) -> Result<(), ConvertError> {
     let parameters = model.config().parameter_count();
     progress.message(format!("converting to {}", args.weights));
     let model = model.packed(args.weights);
-    let fingerprint = tokenizer.as_ref().map(|tokenizer| tokenizer.vocabulary_fingerprint());
+    let fingerprint = match &tokenizer {
+        Some(tokenizer) => Some(tokenizer.vocabulary_fingerprint()),
+        None => tokenizer_fingerprint(&source)?,
+    };
     model.save_for(folder.path(), fingerprint.as_deref())?;
     if let Some(tokenizer) = &tokenizer {
         tokenizer.save(&folder.path().join(TOKENIZER_FILE)).map_err(TrainedError::from)?;
@@ -161,7 +164,6 @@ pub fn run(args: &ConvertArgs) -> Result<(), ConvertError> {
 
 /// The size of the weights of a model.
 fn size(folder: &Path) -> Result<u64, ConvertError> {
-    use falcon_base::AtPath;
     let mut bytes = 0;
     for file in weight_files(folder)? {
         bytes += fs::metadata(&file).at(&file)?.len();

@@ -140,6 +140,10 @@ fn a_model_without_a_tokenizer_is_converted_without_one() {
     let line = stdout_of(place.path(), &["convert", "model", "--weights", "int8", "-o", "small"]);
     assert!(line.contains("parameters as int8, without a tokenizer") && line.contains("-> small, "), "{line}");
     assert_eq!(names(&place.path().join("small")), [CONFIG_FILE, WEIGHTS_FILE]);
+    // Another tokenizer is still refused.
+    let fingerprint = |model: &str| falcon_nn::tokenizer_fingerprint(&place.path().join(model)).unwrap();
+    assert!(fingerprint("small").is_some());
+    assert_eq!(fingerprint("small"), fingerprint("model"));
 }
 
 #[test]
