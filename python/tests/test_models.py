@@ -186,6 +186,12 @@ def test_weights_too_large_for_the_dtype_asked_for_are_refused(tmp_path):
         FalconFwaForCausalLM.from_pretrained(tmp_path, dtype=torch.float16)
 
 
+def test_weights_in_8_bits_are_refused():
+    with pytest.raises(ValueError, match="weight_format is 'int8': only the program falcon reads such weights"):
+        FalconFwaConfig(weight_format="int8")
+    assert FalconFwaConfig(weight_format="bf16").weight_format == "bf16"
+
+
 def test_gradient_checkpointing_does_not_change_gradients():
     lm, ids = model("falcon-1").train(), torch.randint(50, (2, 15))
     lm(ids, labels=ids).loss.backward()

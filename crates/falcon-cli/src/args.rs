@@ -4,6 +4,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::bench::BenchArgs;
+use crate::convert::ConvertArgs;
 use crate::eval::EvalArgs;
 use crate::export::ExportArgs;
 use crate::generate::GenerateArgs;
@@ -45,6 +46,8 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Train a tokenizer on text.
     Tokenizer(TokenizerArgs),
+    /// Convert a trained model to weights in fewer bits, which need less memory and generate faster.
+    Convert(ConvertArgs),
     /// Export a trained model to a folder that Hugging Face Transformers can load.
     Export(ExportArgs),
     /// Compare training runs in one HTML page.

@@ -1,19 +1,19 @@
 //! `falcon export`: a model for Hugging Face Transformers.
 
-use std::fs;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use burn::tensor::Device;
 use clap::Args;
-use falcon_base::files::{ASIDE, write_file};
-use falcon_base::{AtPath, PathError};
+use falcon_base::PathError;
+use falcon_base::files::write_file;
 use falcon_lm::data::{TOKENIZER_FILE, Tokenizer};
 use falcon_lm::trained::{Trained, TrainedError};
-use falcon_nn::{CONFIG_FILE, FileError, Model};
+use falcon_nn::{CONFIG_FILE, FileError, Model, WeightFormat};
 use serde_json::{Value, json};
 use thiserror::Error;
 
+use crate::folder::{FolderError, NewFolder};
 use crate::output::ignore_closed_stdout;
 
 /// Arguments of `falcon export`.
@@ -62,11 +62,20 @@ EXAMPLES
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ExportError {
-    /// The folder exists.
-    #[error("--hf {}: exists already; name a new folder, or remove this one", path.display())]
-    Exists {
-        /// The folder.
+    /// The folder cannot be written.
+    #[error("--hf {0}")]
+    Folder(#[from] FolderError),
+    /// The weights are in a format that Transformers cannot read.
+    #[error(
+        "{}: its weights were converted to {weights}, which Transformers cannot read: export the model that it was made \
+         from, or convert that to bf16",
+        path.display()
+    )]
+    Converted {
+        /// The model.
         path: PathBuf,
+        /// The format of its weights.
+        weights: WeightFormat,
     },
     /// The model cannot be opened.
     #[error(transparent)]
@@ -91,10 +100,7 @@ const CODE: [(&str, &str); 2] = [
 
 /// Writes the folder, and prints where it is.
 pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
-    let to = &args.hf;
-    if to.symlink_metadata().is_ok() {
-        return Err(ExportError::Exists { path: to.clone() });
-    }
+    let (to, folder) = (&args.hf, NewFolder::beside(&args.hf)?);
     let device = Device::flex();
     let (model, tokenizer) = match Trained::open(&args.model, args.tokenizer.as_deref(), &device) {
         Ok(trained) => (trained.model, Some(trained.tokenizer)),
@@ -102,27 +108,21 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
         Err(TrainedError::NoTokenizer { path }) => (Model::load(&path, &device)?, None),
         Err(error) => return Err(error.into()),
     };
-    // Written aside and moved, so that a folder of this name is always a complete model.
-    let beside = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let aside = tempfile::Builder::new().prefix(ASIDE).tempdir_in(beside).at(beside)?;
-    let folder = aside.path();
-    model.save(folder)?;
-    let write = |name: &str, text: &str| write_file(&folder.join(name), text.as_bytes());
+    if model.weights() == WeightFormat::Int8 {
+        return Err(ExportError::Converted { path: args.model.clone(), weights: model.weights() });
+    }
+    model.save(folder.path())?;
+    let write = |name: &str, text: &str| write_file(&folder.path().join(name), text.as_bytes());
     write(CONFIG_FILE, &configuration(&model, tokenizer.as_ref()))?;
     for (name, code) in CODE {
         write(name, code)?;
     }
     if let Some(tokenizer) = &tokenizer {
-        let path = folder.join(TOKENIZER_FILE);
+        let path = folder.path().join(TOKENIZER_FILE);
         tokenizer.save(&path).map_err(TrainedError::from)?;
         write("tokenizer_config.json", &pretty(&tokenizer_configuration(tokenizer)))?;
     }
-    // Temporary folders are private; this one should not be.
-    #[cfg(unix)]
-    fs::set_permissions(folder, std::os::unix::fs::PermissionsExt::from_mode(0o755)).at(folder)?;
-    fs::rename(folder, to).at(to)?;
-    // The temporary folder has been moved, so nothing is left to remove.
-    let _ = aside.keep();
+    folder.rename(to)?;
     let parameters = model.config().parameter_count();
     let line = if args.json {
         json!({ "folder": to.display().to_string(), "parameters": parameters, "tokenizer": tokenizer.is_some() })
@@ -137,7 +137,7 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
 /// `config.json` with the place of the code, and the tokens that begin and end a document.
 fn configuration(model: &Model, tokenizer: Option<&Tokenizer>) -> String {
     let fingerprint = tokenizer.map(Tokenizer::vocabulary_fingerprint);
-    let json = model.config().to_json_for(fingerprint.as_deref());
+    let json = model.config_json(fingerprint.as_deref());
     let mut config: Value = serde_json::from_str(&json).expect("a configuration is JSON");
     config["auto_map"] = json!({
         "AutoConfig": "configuration_falcon_fwa.FalconFwaConfig",

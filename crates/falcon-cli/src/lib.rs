@@ -3,8 +3,10 @@
 
 pub mod args;
 pub mod bench;
+pub mod convert;
 pub mod eval;
 pub mod export;
+pub mod folder;
 pub mod generate;
 pub mod interrupt;
 pub mod memory;

@@ -6,11 +6,16 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 use falcon_cli::args::{Cli, Command};
-use falcon_cli::{bench, eval, export, generate, interrupt, memory, report, reproduce, scan, tokenizer, train};
+use falcon_cli::bench::BenchOutcome;
+use falcon_cli::{
+    bench, convert, eval, export, generate, interrupt, memory, report, reproduce, scan, tokenizer, train,
+};
 use falcon_lm::train::Outcome;
 
 /// The exit code for bad input or output that cannot be written. Clap uses the same for bad arguments.
 const FAILURE: u8 = 2;
+/// The exit code if `falcon bench --check` finds a speed that fell.
+const FELL: u8 = 1;
 
 fn main() -> ExitCode {
     memory::keep_freed();
@@ -21,9 +26,14 @@ fn main() -> ExitCode {
         Command::Eval(args) => code(eval::run(&args)),
         Command::Generate(args) => code(generate::run(&args)),
         Command::Tokenizer(args) => code(tokenizer::run(&args).map(|()| Outcome::Finished)),
+        Command::Convert(args) => code(convert::run(&args).map(|()| Outcome::Finished)),
         Command::Export(args) => code(export::run(&args).map(|()| Outcome::Finished)),
         Command::Report(args) => code(report::run(&args).map(|()| Outcome::Finished)),
-        Command::Bench(args) => code(bench::run(&args).map(|()| Outcome::Finished)),
+        Command::Bench(args) => match bench::run(&args) {
+            Ok(BenchOutcome::Finished) => ExitCode::SUCCESS,
+            Ok(BenchOutcome::Fell) => ExitCode::from(FELL),
+            Err(error) => fail(error),
+        },
         Command::Scan(args) => code(scan::run(&args).map(|()| Outcome::Finished)),
         Command::Completions(args) => {
             let mut script = Vec::new();

@@ -370,3 +370,146 @@ fn steps_are_timed_beside_a_peer() {
         stderr_of(&none)
     );
 }
+
+/// `falcon bench` with options of `--check` and `--record`, in a folder.
+fn ratios(folder: &std::path::Path, args: &[&str]) -> Output {
+    let few = ["--repeats", "1", "--rows", "falcon-1a, d 32", "--rows", "generate, int8"];
+    Command::new(env!("CARGO_BIN_EXE_falcon"))
+        .arg("bench")
+        .args(args)
+        .args(few)
+        .current_dir(folder)
+        .output()
+        .unwrap()
+}
+
+/// A recorded file with every ratio changed.
+fn change_ratios(file: &std::path::Path, change: impl Fn(f64) -> f64) {
+    let mut json: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    for section in json["sections"].as_object_mut().unwrap().values_mut() {
+        for ratio in section["ratios"].as_object_mut().unwrap().values_mut() {
+            *ratio = change(ratio.as_f64().unwrap()).into();
+        }
+    }
+    std::fs::write(file, json.to_string()).unwrap();
+}
+
+#[test]
+fn ratios_are_recorded_and_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let (folder, file) = (folder.path(), folder.path().join("ratios.json"));
+    let check = |args: &[&str]| ratios(folder, &[&["--check", "ratios.json"], args].concat());
+    assert!(stderr_of(&check(&[])).contains("ratios.json: No such file"));
+
+    let ran = ratios(folder, &["--record", "ratios.json", "--json"]);
+    assert!(ran.status.success(), "{}", stderr_of(&ran));
+    let recorded: Vec<Value> = serde_json::from_slice(&ran.stdout).unwrap();
+    let names: Vec<&str> = recorded.iter().map(|row| row["row"].as_str().unwrap()).collect();
+    assert_eq!(
+        names,
+        ["falcon-1a, d 32, forward", "falcon-1a, d 32, forward and backward", "falcon-1a.3, generate, int8"]
+    );
+    let text: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let section = recorded[0]["instructions"].as_str().unwrap();
+    for row in &recorded {
+        let ratio = row["recorded"].as_f64().unwrap();
+        assert!(ratio > 0.0 && ratio < 3.0, "{row}");
+        assert_eq!(text["sections"][section]["ratios"][row["row"].as_str().unwrap()], ratio);
+    }
+
+    // Other programs may disturb a single round, but not by so much in every attempt.
+    change_ratios(&file, |ratio| ratio / 30.0);
+    let ran = check(&["--json"]);
+    assert_eq!((ran.status.code(), stderr_of(&ran)), (Some(0), String::new()));
+    let rows: Vec<Value> = serde_json::from_slice(&ran.stdout).unwrap();
+    assert!(rows.len() == 3 && rows.iter().all(|row| row["verdict"] == "kept"), "{rows:?}");
+    change_ratios(&file, |ratio| ratio * 900.0);
+    let ran = check(&[]);
+    assert_eq!(ran.status.code(), Some(1), "{}", stderr_of(&ran));
+    assert!(
+        stderr_of(&ran)
+            .contains("3 of 3 ratios fell by more than 15% below ratios.json: \n  falcon-1a, d 32, forward\n"),
+        "{}",
+        stderr_of(&ran)
+    );
+    let table = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert_eq!(table.lines().filter(|line| line.ends_with("fell")).count(), 3, "{table}");
+}
+
+/// Rows that cannot be compared are named, and other sections of the file stay.
+#[test]
+fn what_cannot_be_compared_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let (folder, file) = (folder.path(), folder.path().join("ratios.json"));
+    let sections = |sections: &str| {
+        let text = format!(r#"{{"format": 1, "about": "", "sections": {{{sections}}}}}"#);
+        std::fs::write(&file, text).unwrap();
+    };
+    let check = |args: &[&str]| ratios(folder, &[&["--check", "ratios.json"], args].concat());
+    sections(r#""abacus": {"machine": "beads", "version": "1", "ratios": {"falcon-1a, d 32, forward": 0.5}}"#);
+    let ran = check(&[]);
+    assert_eq!(ran.status.code(), Some(2));
+    assert!(
+        stderr_of(&ran).contains("it has ratios for abacus, and this machine has ")
+            && stderr_of(&ran).contains("record some with falcon bench --record ratios.json"),
+        "{}",
+        stderr_of(&ran)
+    );
+    let ran = check(&["--skip-unknown", "--json"]);
+    assert_eq!(ran.status.code(), Some(0), "{}", stderr_of(&ran));
+    assert!(stderr_of(&ran).starts_with("nothing is compared: ratios.json: "), "{}", stderr_of(&ran));
+    assert_eq!(String::from_utf8_lossy(&ran.stdout).trim(), "[]");
+
+    assert!(ratios(folder, &["--record", "ratios.json"]).status.success());
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(json["sections"]["abacus"]["ratios"]["falcon-1a, d 32, forward"], 0.5);
+    for (name, section) in json["sections"].as_object_mut().unwrap() {
+        if name != "abacus" {
+            section["machine"] = "another".into();
+            let ratios = section["ratios"].as_object_mut().unwrap();
+            ratios.remove("falcon-1a, d 32, forward").unwrap();
+            ratios.insert("falcon-1a, d 32, backward in time".into(), 0.5.into());
+        }
+    }
+    std::fs::write(&file, json.to_string()).unwrap();
+    change_ratios(&file, |ratio| ratio / 30.0);
+    let ran = check(&[]);
+    assert_eq!(ran.status.code(), Some(0), "{}", stderr_of(&ran));
+    for note in [
+        "note: recorded on another machine (another, and this is ",
+        "note: \"falcon-1a, d 32, forward\" is not compared, because the file does not have it",
+        "note: \"falcon-1a, d 32, backward in time\" is not compared, because this version does not measure it",
+    ] {
+        assert!(stderr_of(&ran).contains(note), "{note}: {}", stderr_of(&ran));
+    }
+
+    std::fs::write(&file, "not JSON").unwrap();
+    for verb in ["--check", "--record"] {
+        let ran = ratios(folder, &[verb, "ratios.json"]);
+        assert_eq!(ran.status.code(), Some(2));
+        assert!(stderr_of(&ran).contains("ratios.json: "), "{}", stderr_of(&ran));
+    }
+    assert_eq!(std::fs::read(&file).unwrap(), b"not JSON");
+}
+
+#[test]
+fn options_of_comparisons_are_checked() {
+    let run = |args: &[&str]| Command::new(env!("CARGO_BIN_EXE_falcon")).arg("bench").args(args).output().unwrap();
+    for (args, message) in [
+        (&["--check", "a", "--record", "b"][..], "cannot be used with"),
+        (&["--record", "b", "--tolerance", "5"], "cannot be used with"),
+        (&["--check", "a", "--tolerance", "100"], "100 is not in 1..=99"),
+        (&["--json"], "required"),
+        (&["--check", "a", "kernels"], "cannot be used with"),
+        (
+            &["--record", "new.json", "--rows", "sums"],
+            "no row has \"sums\" in its name; the rows are\n  falcon-1, d 32",
+        ),
+        (&["--record", "nowhere/new.json"], "there is no folder nowhere"),
+    ] {
+        let ran = run(args);
+        assert_eq!(ran.status.code(), Some(2), "{args:?}");
+        assert!(stderr_of(&ran).contains(message), "{args:?}: {}", stderr_of(&ran));
+    }
+    assert!(stderr_of(&run(&[])).contains("--check <FILE>"), "{}", stderr_of(&run(&[])));
+}

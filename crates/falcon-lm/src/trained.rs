@@ -20,7 +20,8 @@ pub struct Trained {
     pub tokenizer: Tokenizer,
     /// The folder of the model.
     pub folder: PathBuf,
-    /// The first 16 hexadecimal digits of the SHA-256 of its weights, and their format if they are packed.
+    /// The first 16 hexadecimal digits of the SHA-256 of its weights, and their format if they were packed after they
+    /// were read.
     pub weights: String,
 }
 
@@ -63,6 +64,19 @@ pub enum TrainedError {
     /// The tokenizer cannot be read.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// The weights were converted to another format earlier.
+    #[error(
+        "{path}: its weights were converted to {held}, and what was rounded away is lost: for {asked} take the model that it \
+         was made from, or leave out --weights"
+    )]
+    Converted {
+        /// The model.
+        path: PathBuf,
+        /// The format of its weights.
+        held: WeightFormat,
+        /// The format asked for.
+        asked: WeightFormat,
+    },
     /// The model computes a value that is not finite.
     #[error("{path}: {what} is {got}: the model is broken, and its predictions cannot be evaluated")]
     NotFinite {
@@ -152,13 +166,22 @@ impl Trained {
         Ok(Self { model, tokenizer, folder, weights: short(weights) })
     }
 
-    /// The same model with its weights in another format; see [`Model::packed`]. What it says differs slightly from what
-    /// the model says, so neither its results nor its states are taken for those of the model.
-    pub fn packed(self, format: WeightFormat) -> Self {
-        if format == WeightFormat::F32 {
-            return self;
+    /// The model with its weights in this format, see [`Model::packed`]; without one, or if it was converted to this
+    /// format earlier, as it is. What a packed model says differs slightly from what the model says, so neither its
+    /// results nor its states are taken for those of the model.
+    pub fn with_weights(self, format: Option<WeightFormat>) -> Result<Self, TrainedError> {
+        let held = self.model.weights();
+        match format {
+            None => Ok(self),
+            Some(format) if format == held => Ok(self),
+            Some(asked) if held != WeightFormat::F32 => {
+                Err(TrainedError::Converted { path: self.folder, held, asked })
+            }
+            Some(format) => {
+                let weights = format!("{}-{format}", self.weights);
+                Ok(Self { model: self.model.packed(format), weights, ..self })
+            }
         }
-        Self { model: self.model.packed(format), weights: format!("{}-{format}", self.weights), ..self }
     }
 }
 

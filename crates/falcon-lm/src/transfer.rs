@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use falcon_base::{AtPath, PathError};
-use falcon_nn::{CONFIG_FILE, ConfigError, Model, ModelConfig, PRESETS};
+use falcon_nn::{CONFIG_FILE, ConfigError, Model, ModelConfig, PRESETS, WeightFormat};
 use thiserror::Error;
 
 use crate::config::{Layer, RUN_FILE, RunConfig, RunConfigError};
@@ -41,6 +41,16 @@ pub enum TransferError {
     /// The configuration of the new run is impossible.
     #[error(transparent)]
     Config(#[from] RunConfigError),
+    /// The weights of the model were rounded for inference.
+    #[error(
+        "{path}: its weights were converted to {weights} to generate with: start from the model that it was made from"
+    )]
+    Converted {
+        /// The folder of the model.
+        path: PathBuf,
+        /// The format of its weights.
+        weights: WeightFormat,
+    },
     /// A parameter has another shape in the new model.
     #[error(
         "{path}: {name} has shape {there:?} there and {here:?} in the new model; leave out the keys that change its shape"
@@ -122,6 +132,9 @@ impl Pretrained {
     pub fn open(path: &Path, device: &Device) -> Result<Self, TransferError> {
         let folder = Trained::check(path)?;
         let (model, weights) = load_model(&folder, device).map_err(Box::new)?;
+        if model.weights() != WeightFormat::F32 {
+            return Err(TransferError::Converted { path: folder, weights: model.weights() });
+        }
         let tokenizer = near_tokenizer(&folder).map(|file| Tokenizer::read(&file)).transpose()?;
         Ok(Self { folder, model, tokenizer, weights: short(weights) })
     }

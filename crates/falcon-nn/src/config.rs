@@ -490,10 +490,13 @@ const FOREIGN: &[&str] = &[
     "torch_dtype",
     "transformers_version",
     "use_cache",
+    WEIGHT_FORMAT_KEY,
 ];
 
 /// The key of `config.json` that holds the fingerprint of the tokenizer that the model was trained with.
 pub(crate) const TOKENIZER_KEY: &str = "tokenizer_fingerprint";
+/// The key of `config.json` that says in which format the matrices are stored, if it is not `f32`.
+pub(crate) const WEIGHT_FORMAT_KEY: &str = "weight_format";
 
 /// The `model_type` under which the Python package `falcon_fwa` registers the models with Hugging Face's transformers.
 const MODEL_TYPE: &str = "falcon_fwa";
@@ -507,6 +510,8 @@ struct ConfigFile<'a> {
     architectures: [&'static str; 1],
     #[serde(skip_serializing_if = "Option::is_none")]
     tokenizer_fingerprint: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    weight_format: Option<&'a str>,
     #[serde(flatten)]
     config: &'a ModelConfig,
 }
@@ -539,10 +544,16 @@ impl ModelConfig {
 
     /// The text of `config.json`, with the fingerprint of the model's tokenizer if it is known.
     pub fn to_json_for(&self, tokenizer: Option<&str>) -> String {
+        self.to_json_with(tokenizer, None)
+    }
+
+    /// The text of `config.json`, with the fingerprint of the tokenizer and the format of the matrices.
+    pub(crate) fn to_json_with(&self, tokenizer: Option<&str>, weight_format: Option<&str>) -> String {
         let file = ConfigFile {
             model_type: MODEL_TYPE,
             architectures: [ARCHITECTURE],
             tokenizer_fingerprint: tokenizer,
+            weight_format,
             config: self,
         };
         serde_json::to_string_pretty(&file).expect("a configuration is plain data")

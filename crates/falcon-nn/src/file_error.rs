@@ -8,7 +8,7 @@ use safetensors::tensor::SafeTensorError;
 use thiserror::Error;
 
 use crate::config::ConfigError;
-use crate::ops::packed::WeightFormat;
+use crate::ops::packed::{LARGEST_SCALE, UnknownFormat, WeightFormat};
 
 /// Why a file of a model or a state cannot be read or written.
 #[derive(Debug, Error)]
@@ -17,13 +17,45 @@ pub enum FileError {
     /// The file cannot be opened, read or written.
     #[error(transparent)]
     Path(#[from] PathError),
-    /// A packed model was to be saved.
-    #[error("{path}: a model with {weights} weights cannot be saved: save the model that it was made from")]
-    Packed {
-        /// The folder.
+    /// The matrices are in a format that does not exist.
+    #[error("{path}: weight_format: {source}")]
+    WeightFormat {
+        /// The configuration.
         path: PathBuf,
-        /// The format of its weights.
+        /// The format.
+        source: UnknownFormat,
+    },
+    /// A matrix is not in the format that the configuration names.
+    #[error(
+        "{path}: tensor {name:?} is {got:?}, and where config.json says weight_format {weights} it must be {expected:?}; \
+         convert the model again"
+    )]
+    PackedType {
+        /// The file.
+        path: PathBuf,
+        /// Name of the tensor.
+        name: String,
+        /// Its number type.
+        got: Dtype,
+        /// The number type that the format requires.
+        expected: Dtype,
+        /// The format.
         weights: WeightFormat,
+    },
+    /// A factor of 8-bit integers that is out of range.
+    #[error(
+        "{path}: tensor {name:?} holds {got} at index {index:?}, and a scale is from 0 to {LARGEST_SCALE:e}: use a copy from \
+         before it was damaged"
+    )]
+    Scale {
+        /// The file.
+        path: PathBuf,
+        /// Name of the tensor.
+        name: String,
+        /// Index of the first such factor.
+        index: Vec<usize>,
+        /// The factor.
+        got: f32,
     },
     /// `config.json` is not text.
     #[error("{path}: not UTF-8: {source}")]
@@ -116,7 +148,10 @@ pub enum FileError {
         got: String,
     },
     /// A tensor of an unsupported number type.
-    #[error("{path}: tensor {name:?} is {got:?}; only F32, F16 and BF16 can be read")]
+    #[error(
+        "{path}: tensor {name:?} is {got:?}; only F32, F16 and BF16 can be read, and I8 for the matrices of a model whose \
+         config.json says weight_format int8"
+    )]
     Type {
         /// The file.
         path: PathBuf,

@@ -1,6 +1,6 @@
 //! Initial values of parameters, determined by the seed and independent of the device.
 
-use burn::module::Param;
+use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
 use rand::rngs::ChaCha12Rng;
 use rand::{RngExt, SeedableRng};
@@ -40,7 +40,8 @@ impl Init {
         }
     }
 
-    /// Zeros instead of random numbers, for parameters that will be read from a file.
+    /// Zeros instead of random numbers, for parameters that will be read from a file. They take memory only once they
+    /// are asked for, because packed matrices replace theirs before.
     pub(crate) fn blank(self) -> Self {
         Self { rng: None, ..self }
     }
@@ -79,11 +80,9 @@ impl Init {
 
     /// Independent normal numbers with mean 0.
     pub(crate) fn normal<const D: usize>(&mut self, shape: [usize; D], std: f64) -> Param<Tensor<D>> {
+        let Some(rng) = &mut self.rng else { return self.zeros(shape) };
         let count = shape.iter().product();
-        let data = match &mut self.rng {
-            Some(rng) => (0..count).map(|_| (rng.sample::<f64, _>(StandardNormal) * std) as f32).collect(),
-            None => vec![0.0; count],
-        };
+        let data = (0..count).map(|_| (rng.sample::<f64, _>(StandardNormal) * std) as f32).collect();
         self.tensor(data, shape)
     }
 
@@ -103,11 +102,8 @@ impl Init {
         shape: [usize; D],
         f: impl Fn(f64) -> f64,
     ) -> Param<Tensor<D>> {
-        let count = shape.iter().product();
-        let data = match &mut self.rng {
-            Some(rng) => (0..count).map(|_| f(rng.random::<f64>()) as f32).collect(),
-            None => vec![0.0; count],
-        };
+        let Some(rng) = &mut self.rng else { return self.zeros(shape) };
+        let data = (0..shape.iter().product()).map(|_| f(rng.random::<f64>()) as f32).collect();
         self.tensor(data, shape)
     }
 
@@ -116,6 +112,15 @@ impl Init {
         let data: Vec<_> = values.map(|x| x as f32).collect();
         let count = data.len();
         self.tensor(data, [count])
+    }
+
+    /// Zeros that are made when they are first asked for.
+    fn zeros<const D: usize>(&self, shape: [usize; D]) -> Param<Tensor<D>> {
+        let make = move |device: &Device, trained: bool| {
+            let zeros = Tensor::zeros(shape, device);
+            if trained { zeros.require_grad() } else { zeros }
+        };
+        Param::uninitialized(ParamId::new(), make, self.device.clone(), true, shape.into())
     }
 
     fn tensor<const D: usize>(&self, data: Vec<f32>, shape: [usize; D]) -> Param<Tensor<D>> {

@@ -54,10 +54,21 @@ impl Linear {
     /// Replaces the matrix by one in fewer bits.
     pub(crate) fn pack(&mut self, format: WeightFormat) {
         let weight = self.weight.val();
-        let ([outputs, inputs], device) = (weight.dims(), weight.device());
+        let [_, inputs] = weight.dims();
         let numbers: Vec<f32> = weight.into_data().try_into_vec().expect("parameters are f32");
-        self.packed = Some(Arc::new(PackedMatrix::new(&numbers, inputs, format)));
-        self.weight = Param::initialized(self.weight.id, Tensor::zeros([outputs, 0], &device));
+        self.set_packed(PackedMatrix::new(&numbers, inputs, format));
+    }
+
+    /// Replaces the matrix by this one.
+    pub(crate) fn set_packed(&mut self, packed: PackedMatrix) {
+        let empty = Tensor::zeros([packed.outputs(), 0], &self.weight.lazy_device());
+        self.packed = Some(Arc::new(packed));
+        self.weight = Param::initialized(self.weight.id, empty);
+    }
+
+    /// The matrix in fewer bits, if it is held so.
+    pub(crate) fn packed(&self) -> Option<&PackedMatrix> {
+        self.packed.as_deref()
     }
 }
 

@@ -1,5 +1,7 @@
 //! A language model: embedding, blocks, norm, output matrix.
 
+use std::collections::BTreeMap;
+
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 
@@ -12,7 +14,7 @@ use crate::mup;
 use crate::ops::Engine;
 use crate::ops::embedding::embed;
 use crate::ops::linear::linear;
-use crate::ops::packed::WeightFormat;
+use crate::ops::packed::{PackedMatrix, WeightFormat};
 use crate::probe::Probe;
 use crate::sequences::Sequences;
 
@@ -124,7 +126,7 @@ impl Model {
 
     /// The same model with its matrices in fewer bits, for inference on the CPU: a token is generated as fast as the
     /// matrices are read from memory. States and arithmetic stay `f32`, and states of the model can be continued. A
-    /// packed model can neither be trained nor saved.
+    /// packed model can be saved, and is then loaded as it is; it cannot be trained.
     ///
     /// # Panics
     ///
@@ -135,14 +137,38 @@ impl Model {
         }
         assert_eq!(self.engine, Engine::Kernels, "only models on the CPU can be packed");
         assert_eq!(self.weights, WeightFormat::F32, "a model can be packed once");
-        self.embeddings.pack(format);
-        for layer in &mut self.layers {
-            layer.attn.pack(format);
-            layer.mlp.iter_mut().flat_map(SwiGlu::matrices_mut).for_each(|matrix| matrix.pack(format));
-        }
-        self.lm_head.iter_mut().for_each(|head| head.pack(format));
+        self.matrices_mut(format).for_each(|(matrix, format)| matrix.pack(format));
         self.weights = format;
         self
+    }
+
+    /// The same model with its matrices replaced by `packed`, which is given the name of each and its format in a
+    /// model whose matrices are in `format`.
+    pub(crate) fn with_packed(
+        mut self,
+        format: WeightFormat,
+        mut packed: impl FnMut(&str, WeightFormat) -> PackedMatrix,
+    ) -> Self {
+        let mut names = BTreeMap::new();
+        self.visit_parameters(|name, id, _| drop(names.insert(id, name.to_string())));
+        for (matrix, format) in self.matrices_mut(format) {
+            matrix.set_packed(packed(&names[&matrix.weight.id], format));
+        }
+        self.weights = format;
+        self
+    }
+
+    /// All matrices, each with its format in a model whose matrices are in `format`.
+    pub(crate) fn matrices_mut(
+        &mut self,
+        format: WeightFormat,
+    ) -> impl Iterator<Item = (&mut Linear, WeightFormat)> {
+        let layers = self.layers.iter_mut().flat_map(move |layer| {
+            let mlp = layer.mlp.iter_mut().flat_map(SwiGlu::matrices_mut);
+            layer.attn.matrices_mut(format).chain(mlp.map(move |matrix| (matrix, format)))
+        });
+        let outer = [&mut self.embeddings].into_iter().chain(&mut self.lm_head);
+        outer.map(move |matrix| (matrix, format)).chain(layers)
     }
 
     /// How the matrices are held.

@@ -1,14 +1,14 @@
 //! The command line of `falcon bench`.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::builder::RangedU64ValueParser;
-use clap::{Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 use falcon_lab::bench::{
-    ALWAYS_DECODED, BenchRule, GenerateOptions, KernelsOptions, ONLY_ON_REQUEST, PeerOptions, ScalingOptions,
-    TrainOptions, named_rule,
+    ALWAYS_DECODED, BenchRule, GenerateOptions, KernelsOptions, ONLY_ON_REQUEST, PeerOptions, RatioOptions,
+    ScalingOptions, TrainOptions, named_rule,
 };
 use falcon_nn::{PRESETS, SIZES, WeightFormat};
 
@@ -17,10 +17,67 @@ use crate::threads::all_cores;
 
 /// Arguments of `falcon bench`.
 #[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    arg_required_else_help = true,
+    group = ArgGroup::new("file").args(["check", "record"]).required(true),
+    after_long_help = RATIOS
+)]
 pub struct BenchArgs {
     /// What to measure.
     #[command(subcommand)]
-    pub command: BenchCommand,
+    pub command: Option<BenchCommand>,
+
+    /// What to compare or record.
+    #[command(flatten)]
+    pub ratios: RatioArgs,
+}
+
+/// Arguments of `falcon bench --check` and `--record`.
+#[derive(Debug, Args)]
+pub struct RatioArgs {
+    /// Measure speeds relative to what this machine can do, and compare them with those recorded in FILE. The exit code
+    /// is 1 if one fell.
+    #[arg(long, value_name = "FILE")]
+    pub check: Option<PathBuf>,
+
+    /// Measure the same speeds, and record them in FILE for machines with the same vector instructions.
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+
+    /// How much a ratio may fall, in percent of the recorded one.
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        default_value_t = 15,
+        conflicts_with = "record",
+        value_parser = clap::value_parser!(u8).range(1..=99)
+    )]
+    pub tolerance: u8,
+
+    /// Succeed, with a note, if nothing was recorded for the vector instructions of this machine.
+    #[arg(long, conflicts_with = "record")]
+    pub skip_unknown: bool,
+
+    /// Only rows with one of these texts in their names. Commas are part of a name: repeat the option instead.
+    #[arg(long, value_name = "TEXT")]
+    pub rows: Vec<String>,
+
+    /// The number of rounds, of which the fastest counts. One more round comes first, to warm up.
+    #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub repeats: u16,
+
+    /// Print a JSON array of rows instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl RatioArgs {
+    /// What to measure, and the file that it is compared with or recorded in.
+    pub(super) fn options(&self, file: &Path) -> RatioOptions {
+        RatioOptions { file: file.into(), rows: self.rows.clone(), repeats: self.repeats }
+    }
 }
 
 /// What to measure.
@@ -266,6 +323,29 @@ fn rules_help() -> String {
 fn size(most: u64) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=most)
 }
+
+const RATIOS: &str = "\
+RATIOS
+
+  Times differ from machine to machine and from hour to hour. --check compares ratios, which
+  differ less. What is timed and what it is compared with take turns:
+
+  forward, backward, training   useful operations per second, relative to a plain matrix product
+  decode, generate              bytes of memories or weights per second, relative to multiplying
+                                an array of the same size in place
+
+  A ratio that fell is measured up to three times, and the best counts. The exit code is 0 if no
+  ratio fell, 1 if one did, and 2 if the comparison was not possible.
+
+  FILE has a section for each kind of vector instructions: avx512, avx2, or the name of another
+  architecture. --record replaces the section of this machine, and keeps the others.
+
+EXAMPLES
+
+  falcon bench --record ratios.json
+  falcon bench --check ratios.json
+  falcon bench --check ratios.json --rows decode --rows generate --repeats 50
+  falcon bench --check ratios.json --tolerance 50 --skip-unknown";
 
 const KERNELS: &str = "\
 COLUMNS

@@ -1,4 +1,5 @@
-//! `falcon bench`: measures the speed and memory of kernels, training steps and generation.
+//! `falcon bench`: measures the speed and memory of kernels, training steps and generation, and compares it with what
+//! was recorded.
 
 mod args;
 
@@ -7,35 +8,81 @@ use std::process::Command;
 
 use falcon_base::AtPath;
 use falcon_base::files::write_file;
-use falcon_lab::bench::{self, BenchError, BenchTable, GenerateOptions};
+use falcon_lab::bench::{self, BenchError, BenchTable, GenerateOptions, RatioCheck};
 use falcon_lm::monitor::Monitor;
 use falcon_nn::WeightFormat;
 use serde_json::Value;
 
-pub use args::{BenchArgs, BenchCommand, GenerateBenchArgs, KernelsArgs, TrainBenchArgs};
+pub use args::{BenchArgs, BenchCommand, GenerateBenchArgs, KernelsArgs, RatioArgs, TrainBenchArgs};
 
 use crate::memory;
 use crate::output::{self, Kind, ignore_closed_stdout};
 use crate::progress::Progress;
 use crate::threads::use_threads;
 
+/// What a benchmark has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BenchOutcome {
+    /// Everything was measured, and no ratio fell.
+    Finished,
+    /// With `--check`, a ratio fell.
+    Fell,
+}
+
 /// Runs a benchmark, and prints its tables to stdout.
-pub fn run(args: &BenchArgs) -> Result<(), BenchError> {
+pub fn run(args: &BenchArgs) -> Result<BenchOutcome, BenchError> {
     let done = match &args.command {
-        BenchCommand::Kernels(args) if args.serve => bench::serve(io::stdin().lock(), io::stdout().lock()),
-        BenchCommand::Kernels(args) => kernels(args),
-        BenchCommand::Train(args) => train(args),
-        BenchCommand::Generate(args) if args.measure => {
+        None => return ratios(&args.ratios),
+        Some(BenchCommand::Kernels(args)) if args.serve => bench::serve(io::stdin().lock(), io::stdout().lock()),
+        Some(BenchCommand::Kernels(args)) => kernels(args),
+        Some(BenchCommand::Train(args)) => train(args),
+        Some(BenchCommand::Generate(args)) if args.measure => {
             use_threads(args.threads)?;
             let release = &memory::release_freed;
             bench::measure_generation(&args.options(), io::stdout(), release, &mut ShowStages::default())
         }
-        BenchCommand::Generate(args) => generate(args),
+        Some(BenchCommand::Generate(args)) => generate(args),
     };
     match done {
-        Err(error) if error.is_broken_pipe() => Ok(()),
-        done => done,
+        Err(error) if error.is_broken_pipe() => Ok(BenchOutcome::Finished),
+        done => done.map(|()| BenchOutcome::Finished),
     }
+}
+
+/// Compares ratios with those in a file, or records them there.
+fn ratios(args: &RatioArgs) -> Result<BenchOutcome, BenchError> {
+    // Nothing can be done if stderr is closed.
+    let note = |text: &str| drop(writeln!(io::stderr(), "{text}"));
+    if let Some(path) = &args.record {
+        output::check(path, Kind::Json, &[] as &[&str]).at(path)?;
+        let table = bench::record_ratios(&args.options(path), &mut ShowStages::default())?;
+        print(args.json, &[table])?;
+        return Ok(BenchOutcome::Finished);
+    }
+    let path = args.check.as_ref().expect("clap asks for one of the two files");
+    let tolerance = f64::from(args.tolerance) / 100.0;
+    let checked = match bench::check_ratios(&args.options(path), tolerance, &mut ShowStages::default()) {
+        Err(error @ BenchError::NotRecorded { .. }) if args.skip_unknown => {
+            note(&format!("nothing is compared: {error}"));
+            print(args.json, &[])?;
+            return Ok(BenchOutcome::Finished);
+        }
+        checked => checked?,
+    };
+    let RatioCheck { table, compared, fallen, notes } = checked;
+    print(args.json, &[table])?;
+    notes.iter().for_each(|text| note(&format!("note: {text}")));
+    if fallen.is_empty() {
+        return Ok(BenchOutcome::Finished);
+    }
+    note(&format!(
+        "{} of {compared} ratios fell by more than {}% below {}: {}",
+        fallen.len(),
+        args.tolerance,
+        path.display(),
+        fallen.iter().map(|row| format!("\n  {row}")).collect::<String>()
+    ));
+    Ok(BenchOutcome::Fell)
 }
 
 fn kernels(args: &KernelsArgs) -> Result<(), BenchError> {

@@ -76,9 +76,9 @@ pub struct EvalArgs {
     pub tokenizer: Option<String>,
 
     /// Evaluate the models with their weights in this format, f32, bf16 or int8, as `falcon generate --weights` would
-    /// hold them.
-    #[arg(long, value_name = "FORMAT", default_value_t)]
-    pub weights: WeightFormat,
+    /// hold them. By default as the files have them.
+    #[arg(long, value_name = "FORMAT")]
+    pub weights: Option<WeightFormat>,
 
     /// Number of threads; all cores by default.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]

@@ -94,7 +94,8 @@ pub fn run(args: &EvalArgs) -> Result<Outcome, EvalError> {
     stop_on_interrupt(STOPPING);
     let (mut shown, mut outcome) = (Vec::new(), Outcome::Finished);
     for path in &args.models {
-        let trained = Trained::open(path, args.tokenizer.as_deref(), &Device::flex())?.packed(args.weights);
+        let trained =
+            Trained::open(path, args.tokenizer.as_deref(), &Device::flex())?.with_weights(args.weights)?;
         release_freed();
         let name = path.display().to_string();
         let mut result = results.take(&name, &trained);

@@ -76,9 +76,10 @@ pub struct GenerateArgs {
     pub tokenizer: Option<String>,
 
     /// Hold the weights in this format: f32, bf16 (half of the memory) or int8 (a third). Generation is faster by about
-    /// as much; the text differs slightly.
-    #[arg(long, value_name = "FORMAT", default_value_t)]
-    pub weights: WeightFormat,
+    /// as much; the text differs slightly. By default they are held as the files have them: f32, or the format of
+    /// `falcon convert`.
+    #[arg(long, value_name = "FORMAT")]
+    pub weights: Option<WeightFormat>,
 
     /// Number of threads; all cores by default.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]

@@ -117,7 +117,8 @@ fn generate(args: &GenerateArgs) -> Result<Outcome, GenerateError> {
         Some(lines) => lines.first(BATCH)?,
         None => vec![Prompt::new(args.prompt.as_deref(), args.file.as_deref())?],
     };
-    let trained = Trained::open(&args.model, args.tokenizer.as_deref(), &Device::flex())?.packed(args.weights);
+    let trained =
+        Trained::open(&args.model, args.tokenizer.as_deref(), &Device::flex())?.with_weights(args.weights)?;
     release_freed();
     let start = match &args.state_in {
         Some(path) => Stream::load(&trained.model, &trained.weights, path)?,

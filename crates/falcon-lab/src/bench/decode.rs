@@ -10,7 +10,7 @@ use serde_json::json;
 use super::cases::{BenchRule, CaseSize, CaseTensors, named_rules};
 use super::error::BenchError;
 use super::options::KernelsOptions;
-use super::schedule::{JobId, Medians, Schedule};
+use super::schedule::{JobId, Schedule, Times};
 use super::table::{BenchTable, three_digits};
 use crate::tables::TextTable;
 
@@ -18,7 +18,7 @@ use crate::tables::TextTable;
 pub const ALWAYS_DECODED: &[&str] = &["falcon-1", "falcon-1a"];
 
 /// The number of bytes that one timing reads and writes, so that it takes some milliseconds.
-const BYTES_PER_TIMING: usize = 32 << 20;
+pub(super) const BYTES_PER_TIMING: usize = 32 << 20;
 
 /// What is timed.
 pub(super) struct DecodePlan {
@@ -97,7 +97,7 @@ impl<'a> DecodeCases<'a> {
 }
 
 impl DecodeRows<'_> {
-    pub fn table(self, medians: &Medians) -> BenchTable {
+    pub fn table(self, medians: &Times) -> BenchTable {
         let Self { plan, rows } = self;
         let mut text =
             TextTable::new(&["rule", "d", "state KiB", "ns/token", "tokens/s", "GB/s", "machine GB/s", "ratio"]);
@@ -139,7 +139,7 @@ impl DecodeRows<'_> {
 }
 
 /// A stream of tokens, and the state that they update.
-struct DecodeStream<'a> {
+pub(super) struct DecodeStream<'a> {
     tensors: &'a CaseTensors,
     rule: BenchRule,
     decoder: Decoder<f32>,
@@ -147,7 +147,7 @@ struct DecodeStream<'a> {
 }
 
 impl<'a> DecodeStream<'a> {
-    fn new(tensors: &'a CaseTensors, rule: BenchRule) -> Result<Self, BenchError> {
+    pub fn new(tensors: &'a CaseTensors, rule: BenchRule) -> Result<Self, BenchError> {
         let token = tensors.token(&rule.rule, 0)?;
         let state = Call::new(&rule.rule, Form::Recurrent, token)?.fresh_state();
         let out = vec![0.0; tensors.size.heads * tensors.size.dim];
@@ -155,7 +155,7 @@ impl<'a> DecodeStream<'a> {
     }
 
     /// Seconds for all tokens, continuing from the state of the previous run.
-    fn run(&mut self) -> Result<f64, BenchError> {
+    pub fn run(&mut self) -> Result<f64, BenchError> {
         let start = Instant::now();
         for token in 0..self.tensors.size.tokens {
             let inputs = self.tensors.token(&self.rule.rule, token)?;
@@ -167,7 +167,7 @@ impl<'a> DecodeStream<'a> {
 }
 
 /// An array that is read and written in order, as fast as the machine can.
-struct MemoryProbe {
+pub(super) struct MemoryProbe {
     data: Vec<f32>,
     start: usize,
     len: usize,
@@ -175,7 +175,7 @@ struct MemoryProbe {
 
 impl MemoryProbe {
     /// `len` numbers, aligned to a cache line.
-    fn new(len: usize) -> Self {
+    pub fn new(len: usize) -> Self {
         const LINE: usize = 64;
         let data = vec![1.0f32; len + LINE / size_of::<f32>()];
         let start = data.as_ptr().align_offset(LINE).min(data.len() - len);
@@ -183,7 +183,7 @@ impl MemoryProbe {
     }
 
     /// Seconds for `passes` times `x = a x`.
-    fn run(&mut self, passes: usize) -> f64 {
+    pub fn run(&mut self, passes: usize) -> f64 {
         let numbers = &mut self.data[self.start..][..self.len];
         let start = Instant::now();
         for _ in 0..passes {

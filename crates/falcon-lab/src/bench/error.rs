@@ -1,11 +1,13 @@
 //! Errors of benchmarks.
 
 use std::io;
+use std::path::PathBuf;
 
 use falcon_base::PathError;
 use falcon_lm::memory::human;
 use thiserror::Error;
 
+use super::recorded::RatioFileError;
 use crate::threads::ThreadsError;
 
 /// A benchmark was refused or failed.
@@ -54,6 +56,32 @@ pub enum BenchError {
         name: String,
         /// What happened to it.
         reason: String,
+    },
+    /// A file of recorded ratios cannot be used.
+    #[error(transparent)]
+    Ratios(Box<RatioFileError>),
+    /// Nothing was recorded on a machine like this one.
+    #[error(
+        "{}: it has ratios for {known}, and this machine has {instructions}, with which they cannot be compared: record \
+         some with falcon bench --record {}",
+        path.display(),
+        path.display()
+    )]
+    NotRecorded {
+        /// The file.
+        path: PathBuf,
+        /// The vector instructions of this machine.
+        instructions: &'static str,
+        /// The vector instructions that the file has ratios for.
+        known: String,
+    },
+    /// No row has such a name.
+    #[error("no row has {asked:?} in its name; the rows are{known}")]
+    Rows {
+        /// The texts asked for.
+        asked: String,
+        /// The names of all rows.
+        known: String,
     },
     /// A file cannot be written.
     #[error(transparent)]

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use gemm::Parallelism;
 
-use super::schedule::{JobId, Medians, Schedule};
+use super::schedule::{JobId, Schedule, Times};
 
 /// Sizes of the matrices: one that fits into a cache close to the core, and one that needs blocking. The faster of
 /// the two counts.
@@ -36,7 +36,7 @@ impl Gemm {
     }
 
     /// The speed of all threads together.
-    pub fn rate(&self, medians: &Medians) -> GemmRate {
+    pub fn rate(&self, medians: &Times) -> GemmRate {
         let rates = self.jobs.map(|(side, job)| {
             let flops = 2.0 * (side as f64).powi(3) * (repeats(side) * self.threads) as f64;
             GemmRate { gflops: flops / medians.seconds(job) / 1e9, side }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use falcon_lm::memory;
 use falcon_lm::monitor::Monitor;
 use falcon_nn::{Model, ModelConfig, ModelState, SavedState, Sequences, WeightFormat};
@@ -227,6 +227,11 @@ pub fn measure_generation(
     Ok(())
 }
 
+/// The most likely token of every sequence.
+fn most_likely(logits: Tensor<2>) -> Vec<u32> {
+    logits.argmax(1).into_data().iter::<u32>().collect()
+}
+
 /// The size of the keys and values of a context, in bytes.
 fn cache_bytes(config: &ModelConfig, context: usize) -> usize {
     let mixer = &config.mixer;
@@ -235,7 +240,7 @@ fn cache_bytes(config: &ModelConfig, context: usize) -> usize {
 }
 
 /// A model and its state after a context.
-struct GenerateStream {
+pub(super) struct GenerateStream {
     model: Model,
     state: ModelState,
     /// The number of tokens read.
@@ -243,10 +248,24 @@ struct GenerateStream {
 }
 
 impl GenerateStream {
-    fn new(config: &ModelConfig, weights: WeightFormat) -> Result<Self, BenchError> {
-        let model = config.init(0, &Device::flex())?.packed(weights);
+    pub fn new(config: &ModelConfig, weights: WeightFormat) -> Result<Self, BenchError> {
+        Ok(Self::of(config.init(0, &Device::flex())?.packed(weights)))
+    }
+
+    /// One sequence of `model`, before its first token.
+    pub fn of(model: Model) -> Self {
         let state = model.state(1);
-        Ok(Self { model, state, position: 0 })
+        Self { model, state, position: 0 }
+    }
+
+    /// Seconds of `tokens` further steps of one sequence.
+    pub fn seconds(&mut self, tokens: usize) -> f64 {
+        let (begin, mut next) = (Instant::now(), vec![0]);
+        for _ in 0..tokens {
+            next = most_likely(self.model.step(&next, &mut self.state));
+        }
+        self.position += tokens;
+        begin.elapsed().as_secs_f64()
     }
 
     /// Reads random tokens until the context has `context` tokens.
@@ -289,8 +308,7 @@ impl GenerateStream {
         let mut seconds = Vec::new();
         for step in 0..WARM + tokens {
             let begin = Instant::now();
-            let logits = self.model.step(&next, &mut state);
-            next = logits.argmax(1).into_data().iter::<u32>().collect();
+            next = most_likely(self.model.step(&next, &mut state));
             if step >= WARM {
                 seconds.push(begin.elapsed().as_secs_f64());
             }

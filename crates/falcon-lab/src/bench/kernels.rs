@@ -7,7 +7,7 @@ use super::error::BenchError;
 use super::flops::{Flops, useful};
 use super::gemm::{Gemm, GemmRate};
 use super::options::KernelsOptions;
-use super::schedule::{JobId, Medians, Schedule};
+use super::schedule::{JobId, Schedule, Times};
 use super::table::{BenchTable, three_digits};
 use crate::tables::TextTable;
 
@@ -92,7 +92,7 @@ impl<'a> KernelCases<'a> {
 
 impl KernelRows<'_> {
     /// A table of the machine's rates, and a table of the kernels.
-    pub fn tables(self, medians: &Medians) -> Vec<BenchTable> {
+    pub fn tables(self, medians: &Times) -> Vec<BenchTable> {
         let Self { plan, rows, gemms } = self;
         let rates: Vec<(usize, GemmRate)> = gemms.iter().map(|gemm| (gemm.threads, gemm.rate(medians))).collect();
         let mut gemm = TextTable::new(&["matrix product", "threads", "GFLOP/s"]);
@@ -155,7 +155,7 @@ struct KernelFigures {
 }
 
 impl KernelFigures {
-    fn new(plan: &KernelsPlan, row: &KernelRow, medians: &Medians, gemm: f64) -> Self {
+    fn new(plan: &KernelsPlan, row: &KernelRow, medians: &Times, gemm: f64) -> Self {
         let (forward, both) = (medians.seconds(row.forward), medians.seconds(row.both));
         let tokens = row.size.all_tokens() as f64;
         let work = tokens * row.size.heads as f64;

@@ -18,8 +18,8 @@ pub(super) struct Schedule<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JobId(usize);
 
-/// The medians of all jobs, in seconds.
-pub(super) struct Medians(Vec<f64>);
+/// The time of every job, in seconds: the median of its samples, or the fastest.
+pub(super) struct Times(Vec<f64>);
 
 impl<'a> Schedule<'a> {
     /// Adds a job at the end of each round.
@@ -30,8 +30,23 @@ impl<'a> Schedule<'a> {
 
     /// Runs one round to warm up, whose times are dropped, and then `repeats` rounds. Returns the median time of each
     /// job.
-    pub fn run(mut self, repeats: usize, monitor: &mut dyn Monitor) -> Result<Medians, BenchError> {
+    pub fn run(self, repeats: usize, monitor: &mut dyn Monitor) -> Result<Times, BenchError> {
         monitor.stage("timings");
+        self.samples(repeats, median, monitor)
+    }
+
+    /// Like [`Schedule::run`], with the shortest time of each job: what else runs on the machine can only add to a
+    /// time.
+    pub fn fastest(self, repeats: usize, monitor: &mut dyn Monitor) -> Result<Times, BenchError> {
+        self.samples(repeats, |samples| samples.into_iter().min_by(f64::total_cmp).unwrap_or(0.0), monitor)
+    }
+
+    fn samples(
+        mut self,
+        repeats: usize,
+        summary: fn(Vec<f64>) -> f64,
+        monitor: &mut dyn Monitor,
+    ) -> Result<Times, BenchError> {
         let (mut done, total) = (0, (repeats + 1) * self.jobs.len());
         let mut samples = vec![Vec::with_capacity(repeats); self.jobs.len()];
         for round in 0..=repeats {
@@ -44,12 +59,12 @@ impl<'a> Schedule<'a> {
                 done += 1;
             }
         }
-        Ok(Medians(samples.into_iter().map(median).collect()))
+        Ok(Times(samples.into_iter().map(summary).collect()))
     }
 }
 
-impl Medians {
-    /// The median time of a job in seconds: at least 1 ns, so that it can be divided by. A clock may be too coarse for
+impl Times {
+    /// The time of a job in seconds: at least 1 ns, so that it can be divided by. A clock may be too coarse for
     /// a tiny job.
     pub fn seconds(&self, job: JobId) -> f64 {
         self.0[job.0].max(1e-9)
@@ -88,5 +103,9 @@ mod tests {
         assert_eq!((medians.seconds(first), medians.seconds(second)), (2.0, 1e-9));
         assert_eq!(order.into_inner(), ['a', 'b', 'a', 'b', 'a', 'b', 'a', 'b']);
         assert_eq!(median(vec![3.0, 1.0]), 2.0);
+        let mut times = [1.0, 7.0, 4.0, 5.0].into_iter();
+        let mut schedule = Schedule::default();
+        let job = schedule.add(|| Ok(times.next().unwrap()));
+        assert_eq!(schedule.fastest(3, &mut ()).unwrap().seconds(job), 4.0);
     }
 }

@@ -57,14 +57,14 @@ const BYTES_PER_TOKEN: usize = 4 * 18 * 128 * size_of::<f32>();
 const PEER: &str = include_str!("../../../../bench/peers/train_step.py");
 
 /// A model, its optimizer and a batch.
-struct TrainStep {
+pub(super) struct TrainStep {
     model: Model,
     optimizer: AdamW,
     batch: Batch,
 }
 
 impl TrainStep {
-    fn new(config: &ModelConfig, batch: usize, time: usize) -> Result<Self, BenchError> {
+    pub fn new(config: &ModelConfig, batch: usize, time: usize) -> Result<Self, BenchError> {
         let model = config.init(0, &Device::flex().autodiff())?;
         let token = |i: usize| (i * (i % 77) + 3 * i) % VOCABULARY;
         let sequence = |index: usize| {
@@ -77,7 +77,7 @@ impl TrainStep {
     }
 
     /// Seconds of one step.
-    fn run(&mut self) -> f64 {
+    pub fn run(&mut self) -> f64 {
         let begin = Instant::now();
         let gradients = gradients(&self.model, &self.batch, 1).gradients;
         self.optimizer.step(&mut self.model, &gradients, clip(&gradients, 1.0), 1e-3);
@@ -86,7 +86,7 @@ impl TrainStep {
 
     /// Floating-point operations per token in products with parameters: 2 forward and 4 backward for each parameter
     /// of a matrix.
-    fn flops(&self) -> f64 {
+    pub fn flops(&self) -> f64 {
         let matrices = self.model.parameters().into_iter().filter(|p| p.shape.len() == 2);
         6.0 * matrices.map(|p| p.shape.iter().product::<usize>()).sum::<usize>() as f64
     }
@@ -123,6 +123,16 @@ impl Peer {
     }
 }
 
+/// The configuration of a preset. A preset has the size that gives all models the same number of parameters; here it is
+/// that of PyTorch's Transformer. A model without SwiGLU stays without.
+pub(super) fn config(name: &str) -> Result<ModelConfig, BenchError> {
+    let mut config = ModelConfig::preset(name, "tiny", VOCABULARY)?;
+    if config.intermediate_size > 0 {
+        config.intermediate_size = 352;
+    }
+    Ok(config)
+}
+
 /// A row of the table and its job in the schedule.
 struct TrainRow {
     name: String,
@@ -136,13 +146,7 @@ pub fn train(options: &TrainOptions, monitor: &mut dyn Monitor) -> Result<BenchT
     check_memory([product(&[options.batch, options.tokens, BYTES_PER_TOKEN])], "--batch or --tokens")?;
     let mut steps = Vec::new();
     for name in &options.models {
-        let mut config = ModelConfig::preset(name, "tiny", VOCABULARY)?;
-        // A preset has the size that gives all models the same number of parameters; here it is that of PyTorch's
-        // Transformer. A model without SwiGLU stays without.
-        if config.intermediate_size > 0 {
-            config.intermediate_size = 352;
-        }
-        steps.push(RefCell::new(TrainStep::new(&config, options.batch, options.tokens)?));
+        steps.push(RefCell::new(TrainStep::new(&config(name)?, options.batch, options.tokens)?));
     }
     let mut peers = Vec::new();
     if let Some(peer_options) = &options.peer {

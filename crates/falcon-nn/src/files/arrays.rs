@@ -28,23 +28,43 @@ pub fn arrays_from_bytes(bytes: &[u8], path: &Path) -> Result<NamedArrays, FileE
 
 /// Writes a safetensors file atomically.
 pub fn write_arrays(path: &Path, arrays: &NamedArrays) -> Result<(), FileError> {
-    // Hugging Face's transformers refuse files without this entry.
-    let metadata = Metadata::from([("format".to_string(), "pt".to_string())]);
-    write_with(path, arrays, &metadata)
+    write_with(path, arrays, &pytorch())
 }
 
 /// Writes a safetensors file with the given metadata.
 pub(super) fn write_with(path: &Path, arrays: &NamedArrays, metadata: &Metadata) -> Result<(), FileError> {
-    let bytes: Vec<(&String, &Vec<usize>, Vec<u8>)> = arrays
-        .iter()
-        .map(|(name, (shape, data))| (name, shape, data.iter().flat_map(|x| x.to_le_bytes()).collect()))
-        .collect();
-    let views = bytes.iter().map(|(name, shape, data)| {
-        (name.as_str(), TensorView::new(Dtype::F32, shape.to_vec(), data).expect("the bytes fill the shape"))
+    let stored = arrays.iter().map(|(name, (shape, data))| Stored::f32(name, shape, data));
+    write_stored(path, &stored.collect::<Vec<_>>(), metadata)
+}
+
+/// A tensor as it is stored.
+pub(super) struct Stored {
+    pub name: String,
+    pub kind: Dtype,
+    pub shape: Vec<usize>,
+    pub bytes: Vec<u8>,
+}
+
+impl Stored {
+    pub fn f32(name: &str, shape: &[usize], data: &[f32]) -> Self {
+        let bytes = data.iter().flat_map(|x| x.to_le_bytes()).collect();
+        Self { name: name.into(), kind: Dtype::F32, shape: shape.into(), bytes }
+    }
+}
+
+/// Writes a safetensors file of tensors of any kind, atomically.
+pub(super) fn write_stored(path: &Path, tensors: &[Stored], metadata: &Metadata) -> Result<(), FileError> {
+    let views = tensors.iter().map(|Stored { name, kind, shape, bytes }| {
+        (name.as_str(), TensorView::new(*kind, shape.clone(), bytes).expect("the bytes fill the shape"))
     });
     let metadata: HashMap<String, String> = metadata.clone().into_iter().collect();
     let bytes = safetensors::serialize(views, Some(metadata)).expect("names and views are valid");
     Ok(files::write_file(path, &bytes)?)
+}
+
+/// The metadata of a file of weights. Hugging Face's transformers refuse files without this entry.
+pub(super) fn pytorch() -> Metadata {
+    Metadata::from([("format".to_string(), "pt".to_string())])
 }
 
 /// Reads the tensors and the metadata of a file.
@@ -82,17 +102,28 @@ pub(super) fn numbers(name: &str, tensor: &TensorView<'_>, path: &Path) -> Resul
         Dtype::BF16 => halves(|bytes| bf16::from_le_bytes(bytes).to_f32()),
         got => return Err(FileError::Type { path: path.into(), name: name.into(), got }),
     };
-    match numbers.iter().position(|number| !number.is_finite()) {
-        None => Ok(numbers),
-        Some(at) => {
+    check_finite(name, tensor, numbers.iter().copied(), path)?;
+    Ok(numbers)
+}
+
+/// Refuses the numbers of a tensor if one of them is not finite.
+pub(super) fn check_finite(
+    name: &str,
+    tensor: &TensorView<'_>,
+    numbers: impl Iterator<Item = f32>,
+    path: &Path,
+) -> Result<(), FileError> {
+    match numbers.enumerate().find(|(_, number)| !number.is_finite()) {
+        None => Ok(()),
+        Some((at, got)) => {
             let index = index(at, tensor.shape());
-            Err(FileError::NotFinite { path: path.into(), name: name.into(), index, got: numbers[at] })
+            Err(FileError::NotFinite { path: path.into(), name: name.into(), index, got })
         }
     }
 }
 
 /// The index of element `at` of a row-major array, one coordinate for each dimension.
-fn index(mut at: usize, shape: &[usize]) -> Vec<usize> {
+pub(super) fn index(mut at: usize, shape: &[usize]) -> Vec<usize> {
     let mut index: Vec<usize> = shape
         .iter()
         .rev()

@@ -124,11 +124,15 @@ impl Mixer {
         self.owner().fresh(sequences)
     }
 
-    /// Holds the matrices in fewer bits, for inference.
-    pub(crate) fn pack(&mut self, format: WeightFormat) {
-        // Gates are small and decide how long a memory lasts.
-        self.gate.matrices_mut().for_each(|gate| gate.pack(WeightFormat::Bf16));
-        self.project.matrices_mut().into_iter().chain(self.output.matrices_mut()).for_each(|m| m.pack(format));
+    /// The matrices, each with its format in a model whose matrices are in `format`. Gates are small and decide how
+    /// long a memory lasts, so they are never in fewer bits than `bf16`.
+    pub(crate) fn matrices_mut(
+        &mut self,
+        format: WeightFormat,
+    ) -> impl Iterator<Item = (&mut Linear, WeightFormat)> {
+        let gates = self.gate.matrices_mut().map(move |gate| (gate, format.of_gates()));
+        let others = self.project.matrices_mut().into_iter().chain(self.output.matrices_mut());
+        gates.chain(others.map(move |matrix| (matrix, format)))
     }
 
     pub(crate) fn owner(&self) -> Owner<'_> {

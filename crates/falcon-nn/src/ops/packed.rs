@@ -34,6 +34,14 @@ pub enum WeightFormat {
 impl WeightFormat {
     /// All formats.
     pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::Int8];
+
+    /// The format of the matrices of gates, in a model whose other matrices are in this format.
+    pub(crate) fn of_gates(self) -> Self {
+        match self {
+            Self::F32 => Self::F32,
+            Self::Bf16 | Self::Int8 => Self::Bf16,
+        }
+    }
 }
 
 impl fmt::Display for WeightFormat {
@@ -72,7 +80,8 @@ pub(crate) struct PackedMatrix {
     numbers: Numbers,
 }
 
-enum Numbers {
+/// The numbers of a matrix, row by row.
+pub(crate) enum Numbers {
     Bf16(Vec<bf16>),
     /// `values[i] · scales[i / BLOCK]`, with blocks counted in each row.
     Int8 {
@@ -85,6 +94,14 @@ impl fmt::Debug for PackedMatrix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PackedMatrix [{}, {}]", self.outputs, self.inputs)
     }
+}
+
+/// The largest factor of a block of 8-bit integers: with it, no number of the matrix is infinite.
+pub(crate) const LARGEST_SCALE: f32 = f32::MAX / 128.0;
+
+/// The number of blocks in a row.
+pub(crate) fn blocks(inputs: usize) -> usize {
+    inputs.div_ceil(BLOCK)
 }
 
 /// Rows of one task.
@@ -102,7 +119,7 @@ impl PackedMatrix {
                 for block in numbers.chunks_exact(inputs).flat_map(|row| row.chunks(BLOCK)) {
                     let most = block.iter().fold(0.0f32, |most, x| most.max(x.abs()));
                     // Less than a 127th only for numbers that `f32` just holds, so that no product is infinite.
-                    let scale = (most / 127.0).min(f32::MAX / 128.0);
+                    let scale = (most / 127.0).min(LARGEST_SCALE);
                     scales.push(scale);
                     // A block of zeros, or of numbers too small to divide by, is a block of zeros.
                     let inverse = if scale.is_normal() { scale.recip() } else { 0.0 };
@@ -112,6 +129,26 @@ impl PackedMatrix {
             }
         };
         Self { outputs: numbers_in.len() / inputs, inputs, numbers }
+    }
+
+    /// A matrix of numbers that were packed earlier.
+    ///
+    /// # Panics
+    ///
+    /// If their number is not that of the shape.
+    pub fn of([outputs, inputs]: [usize; 2], numbers: Numbers) -> Self {
+        let (found, scales) = match &numbers {
+            Numbers::Bf16(numbers) => (numbers.len(), None),
+            Numbers::Int8 { values, scales } => (values.len(), Some(scales.len())),
+        };
+        assert_eq!(found, outputs * inputs, "the numbers of [{outputs}, {inputs}]");
+        assert!(scales.is_none_or(|scales| scales == outputs * blocks(inputs)), "a scale for every block");
+        Self { outputs, inputs, numbers }
+    }
+
+    /// The numbers as they are held.
+    pub fn numbers(&self) -> &Numbers {
+        &self.numbers
     }
 
     /// The number of rows.
@@ -167,6 +204,7 @@ impl PackedMatrix {
 
 /// A matrix of a layer.
 #[derive(Clone)]
+#[expect(clippy::large_enum_variant, reason = "a handle that is passed to one operation, never stored")]
 pub(crate) enum Matrix {
     /// `[out, in]`, differentiable.
     Full(Tensor<2>),
