@@ -97,10 +97,12 @@ class FalconFwaConfig(PreTrainedConfig):
         mup_base_width: int = 1024,
         **keys: Any,
     ) -> None:
-        if keys.get("weight_format") not in (None, "f32", "bf16"):
+        # Here the dtype of the parameters says how they are held, and they are saved so.
+        weights = keys.pop("weight_format", "f32")
+        if weights not in ("f32", "bf16"):
             raise ValueError(
-                f"weight_format is {keys['weight_format']!r}: only the program falcon reads such weights; open the model "
-                "that falcon convert made this one from, or convert that to bf16"
+                f"weight_format is {weights!r}: only the program falcon reads such weights; open the model that falcon "
+                "convert made this one from, or convert that to bf16"
             )
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size

@@ -67,8 +67,8 @@ pub enum ExportError {
     Folder(#[from] FolderError),
     /// The weights are in a format that Transformers cannot read.
     #[error(
-        "{}: its weights were converted to {weights}, which Transformers cannot read: export the model that it was made \
-         from, or convert that to bf16",
+        "{}: its weights were converted to {weights}, which Transformers cannot read: export the model that it was \
+         made from, or convert that to bf16",
         path.display()
     )]
     Converted {

@@ -69,6 +69,9 @@ fn a_converted_model_is_the_model_with_those_weights() {
         let smaller = size(format) as f64 / size("model") as f64;
         assert!((share - 0.05..share + 0.1).contains(&smaller), "{format}: {smaller} of the size");
         assert_eq!(names(&folder.join(format)), [CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE]);
+        let config: Value =
+            serde_json::from_slice(&fs::read(folder.join(format).join(CONFIG_FILE)).unwrap()).unwrap();
+        assert_eq!((&config["weight_format"], &config["dtype"]), (&format.into(), &"float32".into()));
         assert_eq!(
             fs::read(folder.join(format).join(TOKENIZER_FILE)).unwrap(),
             fs::read(folder.join("model").join(TOKENIZER_FILE)).unwrap()

@@ -66,8 +66,8 @@ pub enum TrainedError {
     Tokenizer(#[from] TokenizerError),
     /// The weights were converted to another format earlier.
     #[error(
-        "{path}: its weights were converted to {held}, and what was rounded away is lost: for {asked} take the model that it \
-         was made from, or leave out --weights"
+        "{path}: its weights were converted to {held}, and what was rounded away is lost: for {asked} take the model \
+         that it was made from, or leave out --weights"
     )]
     Converted {
         /// The model.

@@ -512,6 +512,9 @@ struct ConfigFile<'a> {
     tokenizer_fingerprint: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     weight_format: Option<&'a str>,
+    /// What Hugging Face's transformers compute in, where the stored matrices would make them take fewer bits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dtype: Option<&'static str>,
     #[serde(flatten)]
     config: &'a ModelConfig,
 }
@@ -554,6 +557,7 @@ impl ModelConfig {
             architectures: [ARCHITECTURE],
             tokenizer_fingerprint: tokenizer,
             weight_format,
+            dtype: weight_format.map(|_| "float32"),
             config: self,
         };
         serde_json::to_string_pretty(&file).expect("a configuration is plain data")

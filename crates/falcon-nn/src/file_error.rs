@@ -27,8 +27,8 @@ pub enum FileError {
     },
     /// A matrix is not in the format that the configuration names.
     #[error(
-        "{path}: tensor {name:?} is {got:?}, and where config.json says weight_format {weights} it must be {expected:?}; \
-         convert the model again"
+        "{path}: tensor {name:?} is {got:?}, and where config.json says weight_format {weights} it must be \
+         {expected:?}; convert the model again"
     )]
     PackedType {
         /// The file.
@@ -44,8 +44,8 @@ pub enum FileError {
     },
     /// A factor of 8-bit integers that is out of range.
     #[error(
-        "{path}: tensor {name:?} holds {got} at index {index:?}, and a scale is from 0 to {LARGEST_SCALE:e}: use a copy from \
-         before it was damaged"
+        "{path}: tensor {name:?} holds {got} at index {index:?}, and a scale is from 0 to {LARGEST_SCALE:e}: use a \
+         copy from before it was damaged"
     )]
     Scale {
         /// The file.
@@ -149,8 +149,8 @@ pub enum FileError {
     },
     /// A tensor of an unsupported number type.
     #[error(
-        "{path}: tensor {name:?} is {got:?}; only F32, F16 and BF16 can be read, and I8 for the matrices of a model whose \
-         config.json says weight_format int8"
+        "{path}: tensor {name:?} is {got:?}; only F32, F16 and BF16 can be read, and I8 for the matrices of a model \
+         whose config.json says weight_format int8"
     )]
     Type {
         /// The file.

@@ -62,8 +62,8 @@ pub enum BenchError {
     Ratios(Box<RatioFileError>),
     /// Nothing was recorded on a machine like this one.
     #[error(
-        "{}: it has ratios for {known}, and this machine has {instructions}, with which they cannot be compared: record \
-         some with falcon bench --record {}",
+        "{}: it has ratios for {known}, and this machine has {instructions}, with which they cannot be compared: \
+         record some with falcon bench --record {}",
         path.display(),
         path.display()
     )]
