@@ -228,12 +228,12 @@ fn weights_are_held_in_fewer_bits() {
     let text = fixture.json(&generate)["texts"][0]["text"].clone();
     let nats = |result: &Value| result[0]["texts"][0]["nats"].as_f64().unwrap();
     let full = nats(&fixture.json(&eval));
-    for (format, bound) in [("bf16", 2e-3), ("int8", 1e-2)] {
+    for format in ["bf16", "int8"] {
         let weights = ["--weights", format];
         let packed = fixture.json(&[&generate[..7], &weights].concat());
         assert_eq!(packed["texts"][0]["text"], text, "{format}");
         let packed = nats(&fixture.json(&[&eval[..], &weights].concat()));
-        assert!(packed != full && (packed / full - 1.0).abs() < bound, "{format}: {packed} for {full}");
+        assert!(packed != full && (packed / full - 1.0).abs() < 0.01, "{format}: {packed} for {full}");
         assert_eq!(nats(&fixture.json(&[&eval[..], &weights].concat())), packed, "the result in the file");
         fixture.assert_refused(
             &["generate", "run", "--state-in", "full.memory", "--weights", format],
@@ -241,7 +241,7 @@ fn weights_are_held_in_fewer_bits() {
         );
     }
     assert_eq!(nats(&fixture.json(&eval)), full, "results of every format are kept");
-    fixture.assert_refused(&["generate", "run", "x", "--weights", "int4"], "did you mean int8");
+    fixture.assert_refused(&["generate", "run", "x", "--weights", "int4"], "did you mean \"int8\"");
 }
 
 #[test]

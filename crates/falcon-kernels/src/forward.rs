@@ -93,7 +93,10 @@ fn value_blocks(rule: &Rule, form: Form, sizes: &Sizes) -> usize {
     if sizes.dim_k.max(stretch.saturating_add(rule.window)) > DEEPEST {
         return 1;
     }
-    let most = threads_per_head(sizes).min(sizes.dim_v / NARROWEST);
+    let threads = threads_per_head(sizes);
+    // Half of the threads prepare what the blocks share.
+    let threads = if pipeline::serves(rule, form) { threads / 2 } else { threads };
+    let most = threads.min(sizes.dim_v / NARROWEST);
     // All columns are divided by that of the normaliser, so they cannot be separated.
     let most = if rule.normaliser.is_some() { 1 } else { most };
     (2..=most).rev().find(|blocks| sizes.dim_v.is_multiple_of(*blocks)).unwrap_or(1)

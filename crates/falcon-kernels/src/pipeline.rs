@@ -31,8 +31,8 @@ pub(crate) fn run<F: Real>(runs: &mut [Run<'_, F>]) {
     let head = runs[0].head.whole();
     let call = head.call;
     let steps: Vec<_> = call.form.segments(&call.rule, head.tokens().len()).enumerate().collect();
-    // Enough chunks that every thread has one to prepare, few enough that they stay in the cache.
-    let ahead = (2 * rayon::current_num_threads()).min(steps.len()).max(1);
+    // Enough chunks that threads rarely wait for each other, few enough that they stay in the cache.
+    let ahead = (4 * rayon::current_num_threads()).min(steps.len()).max(1);
     let fresh = || (0..ahead).map(|_| Prepared::new(&head)).collect::<Vec<_>>();
     let (mut ready, mut next) = (fresh(), fresh());
     let mut lanes: Vec<_> = runs.iter_mut().map(Lane::new).collect();
@@ -41,9 +41,10 @@ pub(crate) fn run<F: Real>(runs: &mut [Run<'_, F>]) {
     prepare(&head, wave, &mut ready);
     while !wave.is_empty() {
         let after = waves.next().unwrap_or(&[]);
+        // This thread keeps the memory in its cache; others take the second part.
         rayon::join(
-            || prepare(&head, after, &mut next),
             || lanes.par_iter_mut().for_each(|lane| lane.run(wave, &ready)),
+            || prepare(&head, after, &mut next),
         );
         std::mem::swap(&mut ready, &mut next);
         wave = after;
