@@ -142,6 +142,7 @@ mod pipeline;
 mod real;
 mod recurrent;
 pub mod rule;
+mod run;
 mod scratch;
 mod segment;
 mod shared;

@@ -15,9 +15,9 @@ use crate::aligned::Aligned;
 use crate::chunked;
 use crate::coefficients::{Coefficients, Purpose};
 use crate::form::Form;
-use crate::forward::Run;
 use crate::head::Head;
 use crate::rule::{Columns, Rule};
+use crate::run::Run;
 use crate::scratch::Scratch;
 use crate::segment::Segment;
 
