@@ -63,8 +63,8 @@ FILES WRITTEN
 
   generate and eval open the folder as any model, and hold its weights as they are stored. Text
   and perplexity are bit for bit those of the original with --weights, and opening it needs a
-  fraction of the memory. States of the one are not continued by the other. What was rounded away
-  is lost: keep the original to train from, and to convert to another format. Python and Hugging
+  fraction of the memory. A state saved with one cannot be continued with the other. What was
+  rounded away is lost: keep the original to train from, and to convert to another format. Python and Hugging
   Face Transformers open bf16, and refuse int8.
 
 EXAMPLES
@@ -140,9 +140,9 @@ pub fn run(args: &ConvertArgs) -> Result<(), ConvertError> {
     if let Some(tokenizer) = &tokenizer {
         tokenizer.save(&folder.path().join(TOKENIZER_FILE)).map_err(TrainedError::from)?;
     }
+    let (before, after) = (size(&source)?, size(folder.path())?);
     folder.rename(to)?;
     drop(progress);
-    let (before, after) = (size(&source)?, size(to)?);
     let line = if args.json {
         json!({
             "folder": to.display().to_string(), "weights": args.weights.to_string(), "parameters": parameters,

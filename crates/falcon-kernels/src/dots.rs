@@ -26,7 +26,8 @@ pub fn dots<F: Real>(dst: &mut [F], a: &[F], b: &[F], inner: usize) {
     );
     let (rows, cols) = (a.len() / inner, b.len() / inner);
     assert_eq!(dst.len(), rows * cols, "a product of {rows} by {cols} rows");
-    Arch::new().dispatch(Plain(Dots { dst, a, b: Rows { numbers: b, inner }, inner, rows, cols }));
+    // SAFETY: `b` has `cols` rows of `inner` numbers.
+    Arch::new().dispatch(Plain(unsafe { Dots::new(dst, a, Rows { numbers: b, inner }, inner) }));
 }
 
 /// The rows that others are multiplied by: whatever a vector of numbers can be made of.
@@ -98,8 +99,12 @@ impl<F: Real> WithSimd for Plain<'_, F> {
 }
 
 impl<'a, F: Real, B> Dots<'a, F, B> {
+    /// `dst` is `[rows of a, rows of b]`.
+    ///
+    /// # Safety
+    ///
     /// `b` must have as many rows, of `inner` numbers, as `dst` has columns.
-    pub fn new(dst: &'a mut [F], a: &'a [F], b: B, inner: usize) -> Self {
+    pub unsafe fn new(dst: &'a mut [F], a: &'a [F], b: B, inner: usize) -> Self {
         let rows = a.len() / inner;
         let cols = dst.len() / rows.max(1);
         Self { dst, a, b, inner, rows, cols }
@@ -129,7 +134,7 @@ impl<'a, F: Real, B> Dots<'a, F, B> {
         B: Vectors<F, S>,
     {
         let mut row = 0;
-        // SAFETY: all rows and columns named exist.
+        // SAFETY: all rows and columns named exist, as the caller of `new` has vouched.
         unsafe {
             // The first tile reads `b` from memory, the others from the cache.
             if self.rows > 0 {

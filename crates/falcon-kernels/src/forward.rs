@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::form::Form;
 use crate::head::{Head, advance};
 use crate::inputs::Sizes;
-use crate::pipeline;
+use crate::pipeline::{self, threads_per_head};
 use crate::rule::Rule;
 use crate::run::{Run, run};
 use crate::segment::Segment;
@@ -70,11 +70,6 @@ fn saved_rows<F: Real>(call: &Call<'_, F>) -> Vec<usize> {
         Some(*end)
     });
     std::iter::once(0).chain(ends).collect()
-}
-
-/// How many threads each head may have.
-fn threads_per_head(sizes: &Sizes) -> usize {
-    rayon::current_num_threads() / (sizes.sequences * sizes.heads).max(1)
 }
 
 /// Into how many blocks of columns the values of a head are divided. The columns of a memory are independent, so

@@ -117,7 +117,7 @@
 //! # Numerics
 //!
 //! Arithmetic is in the type of the inputs, `f32` or `f64`. Forms, chunk sizes and cuts of a sequence change results by
-//! rounding only; the number of threads does not change them at all. Gains and decays that are not finite are always
+//! rounding only; the number of threads does not change those of finite inputs at all. Gains and decays that are not finite are always
 //! refused; `q`, `k` and `v` that are not finite are refused by [`Inputs::check_finite`].
 
 mod aligned;

@@ -1,7 +1,8 @@
 //! Matrices in fewer bits than `f32`: their rows as `f32`, and products with them. With plain loops, the compiler turns
 //! blocks of a constant length into columns of a larger loop and gathers single bytes, which is ten times slower; so the
-//! vector instructions are named here.
+//! vector instructions are named here. Other processors than x86-64 widen rows to memory first.
 
+#[cfg(target_arch = "x86_64")]
 use pulp::{Arch, Simd};
 
 use crate::dots::dots;
@@ -40,8 +41,9 @@ impl NarrowRows<'_> {
     ///
     /// # Panics
     ///
-    /// If `to` has another number of rows.
+    /// If `to` does not have as many rows.
     pub fn widen(self, to: &mut [f32], inputs: usize) {
+        assert!(inputs > 0 && to.len().is_multiple_of(inputs), "rows of {inputs} numbers");
         self.check(inputs, to.len() / inputs);
         #[cfg(target_arch = "x86_64")]
         match Arch::new() {
@@ -54,13 +56,16 @@ impl NarrowRows<'_> {
 
     /// Sets `dst`, `[rows of x, rows]`, to the products of all rows of `x` with these rows. Every product is summed as
     /// [`dots`] does it, so the bits are those of products with the widened rows. This is fastest for few rows of `x`,
-    /// because it widens the numbers again for each three of them.
+    /// because the numbers are widened again for every one to three rows of `x`.
     ///
     /// # Panics
     ///
     /// If the lengths do not fit each other.
     pub fn dots(self, dst: &mut [f32], x: &[f32], inputs: usize) {
         assert!(inputs > 0 && x.len().is_multiple_of(inputs), "rows of {inputs} numbers");
+        if x.is_empty() && dst.is_empty() {
+            return;
+        }
         let rows = dst.len() / (x.len() / inputs).max(1);
         assert_eq!(dst.len(), x.len() / inputs * rows, "a product with {rows} rows");
         self.check(inputs, rows);
@@ -211,10 +216,13 @@ mod x86 {
         pub(super) fn dots_with<S: Widen>(self, simd: S, dst: &mut [f32], x: &[f32], inputs: usize) {
             simd.compiled(
                 #[inline(always)]
-                || match self {
-                    Self::Bf16(rows) => Dots::new(dst, x, Bf16 { rows, inputs }, inputs).run(simd),
-                    Self::Int8 { values, scales } => {
-                        Dots::new(dst, x, Int8 { values, scales, inputs }, inputs).run(simd);
+                // SAFETY: `NarrowRows::dots` has compared the lengths.
+                || unsafe {
+                    match self {
+                        Self::Bf16(rows) => Dots::new(dst, x, Bf16 { rows, inputs }, inputs).run(simd),
+                        Self::Int8 { values, scales } => {
+                            Dots::new(dst, x, Int8 { values, scales, inputs }, inputs).run(simd);
+                        }
                     }
                 },
             );
@@ -345,10 +353,8 @@ mod tests {
                 for count in [0, 1, 2, 5] {
                     let x: Vec<f32> = (0..count * inputs).map(|i| (i as f32 * 0.3).cos()).collect();
                     let (mut found, mut expected) = (vec![f32::NAN; 4 * count], vec![f32::NAN; 4 * count]);
-                    if count > 0 {
-                        rows.dots(&mut found, &x, inputs);
-                        dots(&mut expected, &x, &wide, inputs);
-                    }
+                    rows.dots(&mut found, &x, inputs);
+                    dots(&mut expected, &x, &wide, inputs);
                     assert_eq!(found, expected, "{count} rows of {inputs} numbers");
                 }
             }
@@ -359,5 +365,11 @@ mod tests {
     #[should_panic(expected = "2 rows of 3 numbers")]
     fn lengths_are_compared() {
         NarrowRows::Bf16(&[0; 5]).widen(&mut [0.0; 6], 3);
+    }
+
+    #[test]
+    #[should_panic(expected = "rows of 3 numbers")]
+    fn a_part_of_a_row_is_refused() {
+        NarrowRows::Bf16(&[0; 3]).widen(&mut [0.0; 5], 3);
     }
 }

@@ -1,5 +1,5 @@
 //! One head on several threads. What the columns of the memory have in common is computed ahead, for several chunks side by
-//! side, while the memory passes through the chunks that are ready: a block of its columns on each thread.
+//! side, while the memory passes through the chunks that are ready, divided into blocks of columns.
 //!
 //! The chunks could also be composed as affine maps `S ← M S + b` of the memory, by a scan over the length. That needs
 //! about twice the arithmetic (`M` is as large as the memory, and its columns cost as much as those of the values), so it
@@ -16,14 +16,23 @@ use crate::chunked;
 use crate::coefficients::{Coefficients, Purpose};
 use crate::form::Form;
 use crate::head::Head;
+use crate::inputs::Sizes;
 use crate::rule::{Columns, Rule};
 use crate::run::Run;
 use crate::scratch::Scratch;
 use crate::segment::Segment;
 
+/// The longest chunks of which several are prepared at once: memory grows with the square of the length.
+const LONGEST: usize = 256;
+
 /// Whether a form of a rule can be divided this way. Gains of each column leave little that columns share.
 pub(crate) fn serves(rule: &Rule, form: Form) -> bool {
-    matches!(form, Form::Chunked { .. }) && rule.columns == Columns::Shared
+    matches!(form, Form::Chunked { chunk: ..=LONGEST }) && rule.columns == Columns::Shared
+}
+
+/// How many threads each head may have.
+pub(crate) fn threads_per_head(sizes: &Sizes) -> usize {
+    rayon::current_num_threads() / (sizes.sequences * sizes.heads).max(1)
 }
 
 /// Runs one head from its incoming memory to its outgoing one, given as blocks of its columns.
@@ -31,8 +40,9 @@ pub(crate) fn run<F: Real>(runs: &mut [Run<'_, F>]) {
     let head = runs[0].head.whole();
     let call = head.call;
     let steps: Vec<_> = call.form.segments(&call.rule, head.tokens().len()).enumerate().collect();
-    // Enough chunks that threads rarely wait for each other, few enough that they stay in the cache.
-    let ahead = (4 * rayon::current_num_threads()).min(steps.len()).max(1);
+    // Enough chunks that threads rarely wait for each other, few enough that they stay in the cache and that there are
+    // at least two waves.
+    let ahead = (4 * threads_per_head(&call.sizes)).clamp(1, steps.len().div_ceil(2).max(1));
     let fresh = || (0..ahead).map(|_| Prepared::new(&head)).collect::<Vec<_>>();
     let (mut ready, mut next) = (fresh(), fresh());
     let mut lanes: Vec<_> = runs.iter_mut().map(Lane::new).collect();
@@ -41,7 +51,7 @@ pub(crate) fn run<F: Real>(runs: &mut [Run<'_, F>]) {
     prepare(&head, wave, &mut ready);
     while !wave.is_empty() {
         let after = waves.next().unwrap_or(&[]);
-        // This thread keeps the memory in its cache; others take the second part.
+        // The memory stays with this thread, if there is one block; idle threads take the second part.
         rayon::join(
             || lanes.par_iter_mut().for_each(|lane| lane.run(wave, &ready)),
             || prepare(&head, after, &mut next),

@@ -7,7 +7,7 @@ use crate::call::Call;
 use crate::coefficients::{Coefficients, Purpose};
 use crate::head::Head;
 use crate::rule::Rule;
-use crate::scratch::Scratch;
+use crate::scratch::{self, Scratch};
 use crate::segment::Segment;
 use crate::shared::HeadRows;
 use crate::simd::{Vectorised, copy_row, dispatch};
@@ -33,6 +33,7 @@ impl<F: Real> Run<'_, F> {
         form: impl FnOnce(&mut [F], &mut [F]),
     ) {
         raw.resize(steps.len() * columns);
+        scratch::poison(raw);
         if let Some(saved) = &mut self.saved {
             let dim_k = self.memory.len() / columns;
             for (row, line) in self.memory.chunks_exact(columns).enumerate() {

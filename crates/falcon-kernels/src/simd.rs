@@ -59,6 +59,7 @@ pub(crate) fn prefetch_once<F>(numbers: &[F], row: usize, start: usize) {
 const LINE: usize = 64;
 
 #[inline(always)]
+#[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "nothing to ask for"))]
 fn prefetch_line<F>(line: *const F) {
     #[cfg(target_arch = "x86_64")]
     {

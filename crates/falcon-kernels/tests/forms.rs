@@ -498,6 +498,7 @@ fn strides_change_nothing() {
 
 #[test]
 fn threads_do_not_change_a_bit() {
+    falcon_kernels::poison_scratch();
     for (name, rule) in Rule::ALL {
         let many = Spec { lengths: vec![33, 5], heads: 4, ..Spec::new(rule, 0, 5) };
         // Fewer heads than threads, so that their columns are divided among threads.
@@ -505,10 +506,14 @@ fn threads_do_not_change_a_bit() {
         let two = Spec { heads: 2, key_heads: 1, ..one.clone() };
         // Sums that the matrix library splits.
         let deep = Spec { dim_k: 600, dim_v: 128, ..one.clone() };
-        for (spec, form) in [many, one, two, deep]
-            .iter()
-            .flat_map(|spec| [Form::Recurrent, Form::Masked, Form::Chunked { chunk: 16 }].map(|form| (spec, form)))
-        {
+        // Products of blocks that the matrix library computes.
+        let middle = Spec { dim_k: 300, dim_v: 128, ..one.clone() };
+        // So many chunks that several waves of them are prepared ahead.
+        let long = Spec { dim_k: 5, dim_v: 66, lengths: vec![400], ..one.clone() };
+        let forms = [Form::Recurrent, Form::Masked, Form::Chunked { chunk: 16 }];
+        let cases = [many, one, two, deep, middle];
+        let cases = cases.iter().flat_map(|spec| forms.map(|form| (spec, form)));
+        for (spec, form) in cases.chain([(&long, Form::Chunked { chunk: 4 })]) {
             let case = Case::new(spec).to_f32();
             let run = |threads| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();

@@ -362,7 +362,10 @@ impl ScanPlan {
         };
         let states = f(sequences) * f(heads) * memory
             + f(sequences) * (tail + capacity + 1.0) * (f(key_heads) * dim_k + f(heads) * dim_v);
-        let at_once = f(rayon::current_num_threads()).min(f(sequences) * f(heads));
+        let (threads, all_heads) = (f(rayon::current_num_threads()), f(sequences) * f(heads));
+        // With more threads than heads, each prepares up to eight chunks of usual length ahead.
+        let ahead = threads > all_heads && matches!(options.form, Form::Chunked { chunk: ..=256 });
+        let at_once = if ahead { 8.0 * threads } else { threads.min(all_heads) };
         let needed = 8.0 * (4.0 * states + at_once * work + 2.0 * f(tokens) * f(heads) * dim_v);
         if needed <= options.max_memory as f64 {
             return Ok(());

@@ -62,6 +62,10 @@ pub fn check_ratios(
         .filter(|(row, _)| options.asks_for(row))
         .map(|(row, ratio)| (row.clone(), *ratio))
         .collect();
+    if !rows.iter().any(|row| recorded.contains_key(&row.name)) {
+        let known = section.ratios.keys().map(|row| format!("\n  {row}")).collect();
+        return Err(BenchError::Rows { asked: options.rows.join(", "), known });
+    }
     let order: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
     monitor.stage("timings");
     let mut measured = measure(&rows, options.repeats.into(), monitor)?;

@@ -96,7 +96,7 @@ pub(super) fn instructions() -> &'static str {
 /// A ratio: some work per second, relative to the same kind of work per second of a yardstick.
 struct Ratio {
     name: String,
-    /// Operations or bytes of one timing.
+    /// Operations of one timing, or numbers in memory.
     amount: f64,
     job: JobId,
     yardstick: Yardstick,
@@ -104,7 +104,7 @@ struct Ratio {
 
 enum Yardstick {
     Gemm,
-    Memory { bytes: f64, job: JobId },
+    Memory { amount: f64, job: JobId },
 }
 
 /// Measures ratios; each is that of the fastest of `rounds` rounds, of the work and of its yardstick.
@@ -133,7 +133,7 @@ impl Ratio {
     fn value(self, times: &Times, gemm: f64) -> (String, f64) {
         let yardstick = match self.yardstick {
             Yardstick::Gemm => gemm,
-            Yardstick::Memory { bytes, job } => bytes / times.seconds(job),
+            Yardstick::Memory { amount, job } => amount / times.seconds(job),
         };
         (self.name, self.amount / times.seconds(self.job) / yardstick)
     }
@@ -196,9 +196,9 @@ fn add<'a>(
             let tensors = tensors();
             let mut stream = DecodeStream::new(tensors, named_rule(rule)?)?;
             let (numbers, tokens) = (DECODED_HEADS * dim * dim, tensors.size.tokens);
-            let bytes = (numbers * tokens) as f64;
+            let amount = (numbers * tokens) as f64;
             let job = schedule.add(move || stream.run());
-            Ratio { name, amount: bytes, job, yardstick: memory(numbers, tokens, bytes, schedule) }
+            Ratio { name, amount, job, yardstick: memory(numbers, tokens, schedule) }
         }
         Work::Train { model } => {
             let [batch, time] = BATCH;
@@ -214,11 +214,11 @@ fn add<'a>(
             let config = ModelConfig::preset("falcon-1a.3", "tiny", vocabulary)?;
             let model = config.init(0, &Device::flex())?.packed(weights);
             let mut stream = GenerateStream::of(model);
-            // Of 4 bytes for each number.
+            // As many numbers of 4 bytes as the weights have bytes.
             let numbers = (config.parameter_count() as f64 * bytes_of(weights) / 4.0) as usize;
-            let bytes = (numbers * tokens) as f64;
+            let amount = (numbers * tokens) as f64;
             let job = schedule.add(move || Ok(pool.install(|| stream.seconds(tokens))));
-            Ratio { name, amount: bytes, job, yardstick: memory(numbers, tokens, bytes, schedule) }
+            Ratio { name, amount, job, yardstick: memory(numbers, tokens, schedule) }
         }
     })
 }
@@ -233,9 +233,10 @@ fn bytes_of(weights: WeightFormat) -> f64 {
 }
 
 /// The rate at which the machine multiplies `numbers` in place, `passes` times per timing.
-fn memory(numbers: usize, passes: usize, bytes: f64, schedule: &mut Schedule<'_>) -> Yardstick {
+fn memory(numbers: usize, passes: usize, schedule: &mut Schedule<'_>) -> Yardstick {
     let mut array = MemoryProbe::new(numbers);
-    Yardstick::Memory { bytes, job: schedule.add(move || Ok(array.run(passes))) }
+    let amount = (numbers * passes) as f64;
+    Yardstick::Memory { amount, job: schedule.add(move || Ok(array.run(passes))) }
 }
 
 #[cfg(test)]

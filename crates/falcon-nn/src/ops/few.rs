@@ -7,10 +7,11 @@ use rayon::prelude::*;
 
 use super::bridge::Slice;
 
-/// With more vectors, each number of a matrix is used so often that a product which blocks both sides is faster.
+/// With more vectors, each number of a matrix is used so often that a product which blocks both sides is faster. That
+/// product sums in another order, so results differ by rounding.
 pub(super) const FEW: usize = 32;
 /// Rows of one task.
-const TASK: usize = 64;
+pub(super) const TASK: usize = 64;
 
 /// A matrix `[outputs, inputs]`.
 #[derive(Clone, Copy)]
@@ -59,6 +60,9 @@ impl<'a> RowMatrix<'a> {
 /// number of threads.
 pub(super) fn multiply_few(matrices: &[RowMatrix<'_>], x: &[f32]) -> Vec<Vec<f32>> {
     let tokens = matrices.first().map_or(0, |matrix| x.len() / matrix.inputs);
+    if tokens == 0 {
+        return vec![Vec::new(); matrices.len()];
+    }
     let total: usize = matrices.iter().map(|matrix| matrix.outputs).sum();
     // The products of one task after the other.
     let mut products = vec![0.0; tokens * total];
@@ -81,19 +85,21 @@ pub(super) fn multiply_few(matrices: &[RowMatrix<'_>], x: &[f32]) -> Vec<Vec<f32
         .map(|matrix| {
             let (mine, after) = rest.split_at(tokens * matrix.outputs);
             rest = after;
-            if tokens == 1 {
-                return mine.to_vec();
-            }
-            let mut y = vec![0.0; mine.len()];
-            for (index, part) in mine.chunks(tokens * TASK).enumerate() {
-                let rows = part.len() / tokens;
-                for (y, part) in y.chunks_exact_mut(matrix.outputs).zip(part.chunks_exact(rows)) {
-                    y[index * TASK..][..rows].copy_from_slice(part);
-                }
-            }
-            y
+            if tokens == 1 { mine.to_vec() } else { together(mine.chunks(tokens * TASK), tokens, matrix.outputs) }
         })
         .collect()
+}
+
+/// `[tokens, outputs]` from the products of tasks, `[tokens, rows]` each.
+pub(super) fn together<'a>(parts: impl Iterator<Item = &'a [f32]>, tokens: usize, outputs: usize) -> Vec<f32> {
+    let mut y = vec![0.0; tokens * outputs];
+    for (index, part) in parts.enumerate() {
+        let rows = part.len() / tokens;
+        for (y, part) in y.chunks_exact_mut(outputs).zip(part.chunks_exact(rows)) {
+            y[index * TASK..][..rows].copy_from_slice(part);
+        }
+    }
+    y
 }
 
 #[cfg(test)]
@@ -134,5 +140,7 @@ mod tests {
             }
         }
         assert!(multiply_few(&[], &[]).is_empty());
+        let matrix = RowMatrix { rows: MatrixRows::Full(&[1.0; 6]), inputs: 3, outputs: 2 };
+        assert_eq!(multiply_few(&[matrix, matrix], &[]), [Vec::<f32>::new(), Vec::new()]);
     }
 }

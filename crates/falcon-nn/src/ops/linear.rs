@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn a_product_equals_its_tensor_operations() {
         let (inputs, outputs) = (24, 40);
-        for tokens in [1, 64, 700] {
+        for tokens in [1, FEW, FEW + 1, 700] {
             compare(&[vec![tokens, inputs], vec![outputs, inputs]], |engine, given| {
                 let x = given[0].clone().reshape([tokens, inputs]);
                 let weight = given[1].clone().reshape([outputs, inputs]);

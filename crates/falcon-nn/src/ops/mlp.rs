@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn the_branch_equals_its_tensor_operations() {
         let (hidden, inner) = (24, 40);
-        for tokens in [1, 5, 129, 700] {
+        for tokens in [1, 5, FEW, FEW + 1, 129, 700] {
             let shapes = [
                 vec![tokens, hidden],
                 vec![hidden],

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use thiserror::Error;
 
 use super::bridge::{Array, ManyOp, Slice, run_many};
-use super::few::{FEW, MatrixRows, RowMatrix, multiply_few};
+use super::few::{FEW, MatrixRows, RowMatrix, TASK, multiply_few, together};
 use super::norm::{Normaliser, Rms, normaliser, normed};
 
 /// How the matrices of a model are held while it generates. States, norms, convolutions and all arithmetic are `f32` in
@@ -104,16 +104,24 @@ pub(crate) fn blocks(inputs: usize) -> usize {
     inputs.div_ceil(BLOCK)
 }
 
-/// Rows of one task.
-const TASK: usize = 64;
-
 impl PackedMatrix {
-    /// Rounds a matrix with rows of `inputs` numbers to the nearest numbers of a format with fewer bits.
+    /// Rounds a matrix with rows of `inputs` numbers to the nearest finite numbers of a format with fewer bits.
+    ///
+    /// # Panics
+    ///
+    /// If a number is not finite.
     pub fn new(numbers: &[f32], inputs: usize, format: WeightFormat) -> Self {
+        assert!(
+            numbers.iter().all(|x| x.is_finite()),
+            "a matrix with numbers that are not finite cannot be packed"
+        );
         let numbers_in = numbers;
         let numbers = match format {
             WeightFormat::F32 => unreachable!("a matrix is packed into fewer bits only"),
-            WeightFormat::Bf16 => Numbers::Bf16(numbers.iter().copied().map(bf16::from_f32).collect()),
+            WeightFormat::Bf16 => {
+                let (least, most) = (bf16::MIN.to_f32(), bf16::MAX.to_f32());
+                Numbers::Bf16(numbers.iter().map(|x| bf16::from_f32(x.clamp(least, most))).collect())
+            }
             WeightFormat::Int8 => {
                 let (mut values, mut scales) = (Vec::with_capacity(numbers.len()), Vec::new());
                 for block in numbers.chunks_exact(inputs).flat_map(|row| row.chunks(BLOCK)) {
@@ -191,14 +199,7 @@ impl PackedMatrix {
                 part
             })
             .collect();
-        let mut y = vec![0.0; tokens * self.outputs];
-        for (index, part) in parts.iter().enumerate() {
-            let rows = part.len() / tokens;
-            for (y, part) in y.chunks_exact_mut(self.outputs).zip(part.chunks_exact(rows)) {
-                y[index * TASK..][..rows].copy_from_slice(part);
-            }
-        }
-        y
+        together(parts.iter().map(|part| &part[..]), tokens, self.outputs)
     }
 }
 
@@ -299,13 +300,15 @@ mod tests {
         }
         // Nothing to scale by, and a number at the end of the range.
         for extreme in [0.0, 1e-45, f32::MAX] {
-            let packed = PackedMatrix::new(&[extreme; 33], 33, WeightFormat::Int8);
-            let mut found = [f32::NAN; 33];
-            packed.unpack(0, &mut found);
-            assert!(
-                found.iter().all(|x| (x / f32::MAX - extreme / f32::MAX).abs() < 0.01),
-                "{extreme}: {found:?}"
-            );
+            for format in [WeightFormat::Bf16, WeightFormat::Int8] {
+                let packed = PackedMatrix::new(&[extreme; 33], 33, format);
+                let mut found = [f32::NAN; 33];
+                packed.unpack(0, &mut found);
+                assert!(
+                    found.iter().all(|x| (x / f32::MAX - extreme / f32::MAX).abs() < 0.01),
+                    "{format}, {extreme}: {found:?}"
+                );
+            }
         }
     }
 

@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn projections_equal_their_tensor_operations() {
         let hidden = 24;
-        for (tokens, normed) in [(1, true), (5, false), (700, true), (515, false)] {
+        for (tokens, normed) in [(1, true), (5, false), (FEW, true), (FEW + 1, true), (700, true), (515, false)] {
             let shapes = [vec![tokens, hidden], vec![hidden], vec![40, hidden], vec![3, hidden], vec![8, hidden]];
             compare(&shapes, |engine, inputs| {
                 let x = inputs[0].clone().reshape([tokens, hidden]);
@@ -260,9 +260,14 @@ mod tests {
     #[test]
     fn joining_equals_its_tensor_operations() {
         let (heads, piece, hidden) = (3, 8, 20);
-        for (tokens, normed, added) in
-            [(1, true, true), (5, false, true), (700, true, true), (515, true, false), (6, false, false)]
-        {
+        for (tokens, normed, added) in [
+            (1, true, true),
+            (5, false, true),
+            (FEW, true, true),
+            (700, true, true),
+            (515, true, false),
+            (6, false, false),
+        ] {
             let shapes =
                 [vec![tokens, heads * piece], vec![hidden, heads * piece], vec![piece], vec![tokens, hidden]];
             compare(&shapes, |engine, inputs| {

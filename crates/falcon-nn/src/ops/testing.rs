@@ -4,18 +4,19 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use super::Engine;
 
-/// Asserts that `f` gives the same outputs and gradients with both engines, for inputs of the given shapes. `f` gets
-/// its inputs as flat tensors and returns its outputs as such.
+/// Asserts that `f` gives the same outputs and gradients with both engines, and the same outputs where no gradient is
+/// needed, for inputs of the given shapes. `f` gets its inputs as flat tensors and returns its outputs as such.
 pub(crate) fn compare(shapes: &[Vec<usize>], f: impl Fn(Engine, &[Tensor<1>]) -> Vec<Tensor<1>>) {
-    let device = Device::flex().autodiff();
+    let (device, plain) = (Device::flex().autodiff(), Device::flex());
     let numbers = |tensor: Tensor<1>| -> Vec<f32> { tensor.into_data().try_into_vec().unwrap() };
     let data = |seed: usize, len: usize| -> Vec<f32> {
         (0..len).map(|i| ((i * 37 + seed * 101 + 11) as f32 * 0.7371).sin() * 0.8).collect()
     };
-    let tensor = |data: Vec<f32>| {
+    let on = |device: &Device, data: Vec<f32>| {
         let len = data.len();
-        Tensor::<1>::from_data(TensorData::new(data, [len]), &device)
+        Tensor::<1>::from_data(TensorData::new(data, [len]), device)
     };
+    let tensor = |data| on(&device, data);
     let run = |engine| {
         let inputs: Vec<_> = shapes
             .iter()
@@ -34,9 +35,13 @@ pub(crate) fn compare(shapes: &[Vec<usize>], f: impl Fn(Engine, &[Tensor<1>]) ->
         (found, grads.collect::<Vec<_>>())
     };
     let ((outputs, grads), (expected, expected_grads)) = (run(Engine::Kernels), run(Engine::Tensors));
-    assert_eq!(outputs.len(), expected.len(), "outputs of inputs {shapes:?}");
-    for (i, (got, expected)) in outputs.iter().zip(&expected).enumerate() {
-        close(got, expected, &format!("output {i} of inputs {shapes:?}"));
+    let inputs = shapes.iter().enumerate().map(|(i, shape)| on(&plain, data(i, shape.iter().product())));
+    let untracked = f(Engine::Kernels, &inputs.collect::<Vec<_>>()).into_iter().map(numbers).collect();
+    for (outputs, how) in [(outputs, "with gradients"), (untracked, "without gradients")] {
+        assert_eq!(outputs.len(), expected.len(), "outputs of inputs {shapes:?}, {how}");
+        for (i, (got, expected)) in outputs.iter().zip(&expected).enumerate() {
+            close(got, expected, &format!("output {i} of inputs {shapes:?}, {how}"));
+        }
     }
     assert_eq!(grads.len(), expected_grads.len(), "gradients of inputs {shapes:?}");
     for (i, (got, expected)) in grads.iter().zip(&expected_grads).enumerate() {
